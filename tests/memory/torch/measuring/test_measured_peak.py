@@ -14,7 +14,6 @@ from ucudnn.memory.torch.measuring import measured_peak
 from ucudnn.memory.torch.measuring.measure import measure
 from ucudnn.memory.torch.measuring.measured_peak import (
     _present_bytes,
-    allocations,
     descendants,
     memory_between_marks,
     peak_bytes,
@@ -36,7 +35,8 @@ def profiled_peak(step):
     ) as profiler:
         step.run()
     events = [*descendants(profiler.profiler.kineto_results.experimental_event_tree())]
-    for event in allocations(events):
+    allocations = [event for event in events if hasattr(event.extra_fields, "alloc_size")]
+    for event in sorted(allocations, key=lambda each: each.start_time_ns):
         level += event.extra_fields.alloc_size
         if level > highest:
             highest, last = level, event

@@ -16,7 +16,7 @@ from ucudnn.memory.torch.compiling.inductor import compiled, shortened
 from ucudnn.memory.torch.compiling.region import FusedRegion, region_graph
 from ucudnn.memory.torch.compiling.seeded_masks import MASK
 from ucudnn.memory.torch.measuring.made_operands import operand_storages, operator_on_made_up
-from ucudnn.memory.torch.measuring.measured_peak import allocations, descendants, profiled
+from ucudnn.memory.torch.measuring.measured_peak import levels, profiled
 from ucudnn.memory.torch.measuring.progress import Stages
 from ucudnn.memory.torch.sharding.agreement import Agreement, structure
 from ucudnn.memory.torch.subject.left_as_found import Snapshot
@@ -147,11 +147,7 @@ def _try(region: FusedRegion, call: TracedCall, program: StepProgram) -> None:
     elif wrong:
         region.is_apart = True
     elif on_cpu:
-        level = highest = 0
-        for event in allocations([*descendants(events)]):
-            level += event.extra_fields.alloc_size
-            highest = max(highest, level)
-        region.scratch_bytes = max(0, highest - sum(each.untyped_storage().nbytes() for each in found))
+        region.scratch_bytes = max(0, max(levels(events)) - sum(each.untyped_storage().nbytes() for each in found))
 
 
 def _difference(found: Sequence[Tensor], region: FusedRegion) -> str:

@@ -7,7 +7,7 @@ the queue. Scratch is what an operator allocates beyond what it returns, the wor
 import os
 from collections.abc import Callable
 from functools import cache
-from itertools import accumulate, count
+from itertools import count
 from statistics import median
 from time import perf_counter
 from typing import Any, TypeVar, final
@@ -18,7 +18,7 @@ from torch.autograd.profiler import record_function
 from ucudnn.errors import BackendUnavailableError, InvalidValueError, MeasurementError
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.torch.device.step_clock import keep_busy
-from ucudnn.memory.torch.measuring.measured_peak import allocations, descendants, profiled
+from ucudnn.memory.torch.measuring.measured_peak import descendants, levels, profiled
 from ucudnn.memory.torch.measuring.training_step import TrainingStep
 from ucudnn.memory.torch.tracing.assemble import TracedStep
 from ucudnn.memory.torch.tracing.tracer import IGNORED
@@ -51,7 +51,7 @@ def measure(step: TrainingStep, traced: TracedStep, *, repeats: int = 5) -> Cost
     times = []
     for _ in range(repeats):
         step.clear()
-        found = _of_operations(step, traced, queued if on_gpu else _cpu_time)
+        found = _of_operations(step, traced, queued if on_gpu else timed)
         if on_gpu:
             torch.cuda.synchronize()
         times.append([between_ms(*pair) for pair in found] if on_gpu else found)
@@ -130,13 +130,13 @@ def _cpu_scratch(step: TrainingStep, traced: TracedStep) -> list[int]:
     marks = (event for event in descendants(events) if event.name.startswith(_MARK))
     scratch = {}
     for event in marks:
-        sizes = (each.extra_fields.alloc_size for each in allocations([*descendants([event])]))
-        levels: list[int] = [0, *accumulate(sizes)]
-        scratch[int(event.name.removeprefix(_MARK))] = max(levels) - max(levels[-1], 0)
+        found = levels([event])
+        scratch[int(event.name.removeprefix(_MARK))] = max(found) - max(found[-1], 0)
     return [scratch[number] for number in marked]
 
 
-def _cpu_time(operator: _Run) -> tuple[Any, float]:
+def timed(operator: Callable[[], _Found]) -> tuple[_Found, float]:
+    """Return what an operator returns, and the milliseconds until it returns."""
     begin = perf_counter()
     result = operator()
     return result, (perf_counter() - begin) * 1e3

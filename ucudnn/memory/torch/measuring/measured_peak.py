@@ -3,7 +3,8 @@
 On a CPU all tensors that existed before the step are added.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -17,12 +18,8 @@ from ucudnn.memory.torch.measuring.training_step import TrainingStep
 def peak_bytes(step: TrainingStep) -> int:
     """Return the peak of a step on the CPU that has run before, so that the optimizer has its state."""
     step.clear()
-    level = highest = _present_bytes(step)
-    for event in allocations([*descendants(profiled(step.run))]):
-        if event.extra_fields.device.type == "cpu":
-            level += event.extra_fields.alloc_size
-            highest = max(highest, level)
-    return highest
+    present = _present_bytes(step)
+    return max(levels(profiled(step.run), present))
 
 
 def memory_between_marks(step: TrainingStep, prefixes: tuple[str, ...]) -> list[tuple[str, int]]:
@@ -72,9 +69,11 @@ def descendants(events: Any) -> Iterator[Any]:
         yield from descendants(event.children)
 
 
-def allocations(events: Sequence[Any]) -> list[Any]:
-    """Return the allocations and the frees among events of a profiler in order."""
-    return sorted([event for event in events if hasattr(event.extra_fields, "alloc_size")], key=_start)
+def levels(events: Any, present: int = 0) -> list[int]:
+    """Return the bytes on the CPU before events of a profiler, and after each allocation and free inside of them."""
+    known = sorted((event for event in descendants(events) if hasattr(event.extra_fields, "alloc_size")), key=_start)
+    changes = (each.extra_fields for each in known)
+    return [*accumulate((each.alloc_size for each in changes if each.device.type == "cpu"), initial=present)]
 
 
 def _start(event: Any) -> int:

@@ -22,7 +22,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from statistics import median
-from time import perf_counter
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -45,6 +44,7 @@ from ucudnn.memory.torch.measuring.measure import (
     gpu_scratch,
     memory_bytes,
     queued,
+    timed,
 )
 from ucudnn.memory.torch.measuring.progress import Stages
 from ucudnn.memory.torch.measuring.scratch_order import with_scratch_pieces
@@ -155,18 +155,17 @@ def _with_copies(program: StepProgram, costs: Costs, rooms: Sequence[int] | None
     cpu, size = torch.device("cpu"), _copied_bytes(None if rooms is None else max(rooms, default=0))
     links = bandwidth(program.device, cpu, size), bandwidth(cpu, program.device, size)
     on_gpu = program.device.type == "cuda"
-    contention = _contention(program, costs.time_ms, rooms, min(links)) if on_gpu else costs.contention
+    contention = _contention(program, costs.time_ms, rooms, size, min(links)) if on_gpu else costs.contention
     return replace(costs, offload_bytes_per_ms=links[0], prefetch_bytes_per_ms=links[1], contention=contention)
 
 
 def _contention(
-    program: StepProgram, times: Sequence[float], rooms: Sequence[int] | None, bytes_per_ms: float
+    program: StepProgram, times: Sequence[float], rooms: Sequence[int] | None, size: int, bytes_per_ms: float
 ) -> float:
     """Return how many times as long the operations take beside copies that take the most time of a step; at least 1.
 
-    Operations that have no room beside what is copied are passed over.
+    Operations that have no room beside what is copied, some bytes, are passed over.
     """
-    size = _copied_bytes(None if rooms is None else max(rooms, default=0))
     copies = CopiesBeside(program.device, size, bytes_per_ms)
     alone = beside = 0.0
     kinds = sorted(alike_operations(program).values(), key=lambda alike: -sum(times[each] for each in alike))
@@ -319,7 +318,10 @@ def _copied_bytes(room: int | None) -> int:
 
 def measure_operator(operator: _Operator, device: torch.device, repeats: int) -> OperatorCost:
     """Return what a call takes, in the median of some repeats."""
-    return _on_gpu(operator, repeats) if device.type == "cuda" else _on_cpu(operator, repeats)
+    if device.type == "cuda":
+        return _on_gpu(operator, repeats)
+    operator()
+    return OperatorCost(median(timed(operator)[1] for _ in range(repeats)), None, 0.0)
 
 
 def alike_operations(program: StepProgram) -> dict[str, list[int]]:
@@ -351,7 +353,7 @@ def _on_gpu(operator: _Operator, repeats: int) -> OperatorCost:
     (result, pieces), scratch = _with_scratch(operator, lambda: with_scratch_pieces(operator, device))
     del result
     issued_ms: list[float] = []
-    events = [queued(lambda: issued_ms.append(_host_ms(operator)))[1] for _ in range(repeats)]
+    events = [queued(lambda: issued_ms.append(timed(operator)[1]))[1] for _ in range(repeats)]
     torch.cuda.synchronize()
     return OperatorCost(median(between_ms(*pair) for pair in events), scratch, median(issued_ms), pieces)
 
@@ -360,14 +362,3 @@ def _with_scratch(operator: _Operator, again: Callable[[], _Found]) -> tuple[_Fo
     operator()  # chooses kernels, and may try several
     torch.cuda.synchronize()
     return gpu_scratch(again)
-
-
-def _on_cpu(operator: _Operator, repeats: int) -> OperatorCost:
-    operator()
-    return OperatorCost(median(_host_ms(operator) for _ in range(repeats)), None, 0.0)
-
-
-def _host_ms(operator: _Operator) -> float:
-    begin = perf_counter()
-    operator()
-    return (perf_counter() - begin) * 1e3
