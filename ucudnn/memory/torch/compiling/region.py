@@ -52,18 +52,12 @@ class RegionForm(NamedTuple):
         def renamed(tensor: TracedTensor) -> TracedTensor:
             return replace(tensor, storage=numbers[tensor.storage], offset=tensor.offset - moved.get(tensor.storage, 0))
 
-        def of(call: TracedCall) -> TracedCall:
-            args, kwargs, results = (
-                mapped(each, TracedTensor, renamed) for each in (call.args, dict(call.kwargs), call.results)
-            )
-            return replace(call, args=args, kwargs=kwargs, results=results)
-
         form = RegionForm(
             tuple(map(renamed, self.arguments)),
             frozenset(numbers[each] for each in self.written),
             tuple(map(renamed, self.results)),
         )
-        return form, tuple(map(of, calls))
+        return form, tuple(call.with_tensors(renamed) for call in calls)
 
 
 def region_form(calls: Sequence[TracedCall], inner: Collection[int]) -> RegionForm | None:

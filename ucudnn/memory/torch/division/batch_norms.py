@@ -21,7 +21,7 @@ import torch
 from ucudnn.memory.step.graph import Role
 from ucudnn.memory.torch.division.program_writer import ProgramWriter
 from ucudnn.memory.torch.subject.step_program import StepProgram
-from ucudnn.memory.torch.subject.traced_values import TracedCall, TracedTensor, mapped
+from ucudnn.memory.torch.subject.traced_values import TracedCall, TracedTensor
 from ucudnn.memory.torch.tracing.assemble import writes
 
 aten = torch.ops.aten
@@ -101,15 +101,6 @@ def _late_slices(program: StepProgram) -> Iterator[tuple[int, TracedTensor, list
                 yield before, part, [*late]
 
 
-def _alone(part: TracedTensor, storage: int) -> TracedTensor:
-    """Return how a slice lies in a storage of its own, with its dimensions in the same order."""
-    stride, step = [0] * len(part.shape), 1
-    for dim in sorted(range(len(part.shape)), key=lambda each: (part.stride[each], part.shape[each])):
-        stride[dim] = step
-        step *= part.shape[dim]
-    return replace(part, storage=storage, stride=tuple(stride), offset=0)
-
-
 def _either(call: TracedCall, *names: str) -> Any:
     return next(filter(lambda each: each is not None, map(call.argument, names)))
 
@@ -142,7 +133,12 @@ class _Writer(ProgramWriter):
         return like and all(each is None or each.dtype is wide for each in given)
 
     def keep(self, index: int, part: TracedTensor, readers: Iterable[int]) -> None:
-        own = _alone(part, self.storage(part.storage, prod(part.shape) * part.dtype.itemsize))
+        stride, step = [0] * len(part.shape), 1  # of the slice alone, with its dimensions in the same order
+        for dim in sorted(range(len(part.shape)), key=lambda each: (part.stride[each], part.shape[each])):
+            stride[dim] = step
+            step *= part.shape[dim]
+        storage = self.storage(part.storage, step * part.dtype.itemsize)
+        own = replace(part, storage=storage, stride=tuple(stride), offset=0)
         self.add(index, aten.clone.default, (part,), own)
         for reader in readers:
             self._kept[reader][part] = own
@@ -153,12 +149,8 @@ class _Writer(ProgramWriter):
         if kept is None:
             return
         call, operation = self.calls[-1], self._operations[-1]
-        args, kwargs = (
-            mapped(each, TracedTensor, lambda tensor: kept.get(tensor, tensor))
-            for each in (call.args, dict(call.kwargs))
-        )
         storages = {part.storage: own.storage for part, own in kept.items()}
-        self.calls[-1] = replace(call, args=args, kwargs=kwargs)
+        self.calls[-1] = call.with_tensors(lambda tensor: kept.get(tensor, tensor))
         self._operations[-1] = replace(operation, reads=tuple(storages.get(each, each) for each in operation.reads))
 
     def forward(self, index: int, call: TracedCall) -> None:

@@ -147,10 +147,13 @@ class TracedCall:
         def numbered(tensor: TracedTensor) -> TracedTensor:
             return replace(tensor, storage=numbers.get(tensor.storage, tensor.storage))
 
-        def changed(value: Any) -> Any:
-            return mapped(value, TracedTensor, numbered)
+        return self.with_tensors(numbered)
 
-        return replace(self, args=changed(self.args), kwargs=changed(dict(self.kwargs)), results=changed(self.results))
+    def with_tensors(self, change: Callable[[TracedTensor], TracedTensor]) -> "TracedCall":
+        """Return the same call with other tensors in the place of its own."""
+        parts = self.args, dict(self.kwargs), self.results
+        args, kwargs, results = (mapped(each, TracedTensor, change) for each in parts)
+        return replace(self, args=args, kwargs=kwargs, results=results)
 
     @property
     def computed(self) -> Any:
