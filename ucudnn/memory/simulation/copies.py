@@ -34,7 +34,7 @@ class CopyRequest(NamedTuple):
     work_ms: float
 
 
-class _Lane:
+class Lane:
     """Copies of one direction, of which the first one runs or is next.
 
     Attributes:
@@ -57,6 +57,9 @@ class CopyQueues:
 
     Attributes:
         now: milliseconds since the step began.
+        out: the queue to the host.
+        back: the queue from the host.
+        ranks: the queue of collectives.
     """
 
     def __init__(self, costs: Costs, ended: Callable[[CopyRequest, Queue, float, float], None]) -> None:
@@ -70,34 +73,28 @@ class CopyQueues:
         self._contention = costs.contention
         self._duplex = costs.duplex
         self._ended = ended
-        self._out, self._back, self._ranks = (_Lane(each) for each in Queue if each is not Queue.COMPUTE)
+        self.out, self.back, self.ranks = (Lane(each) for each in Queue if each is not Queue.COMPUTE)
 
-    def offload(self, copy: CopyRequest) -> None:
-        """Put a copy to the host into its queue."""
-        self._put(self._out, copy)
-
-    def prefetch(self, copy: CopyRequest) -> None:
-        """Put a copy from the host into its queue; it begins after all offloads of its storage that are queued."""
-        self._put(self._back, copy)
-
-    def communicate(self, collective: CopyRequest) -> None:
-        """Put a collective into its queue."""
-        self._put(self._ranks, collective)
+    def put(self, lane: Lane, copy: CopyRequest) -> None:
+        """Put a copy into one of the queues; one from the host begins after all offloads of its storage before it."""
+        lane.copies.append(copy)
+        lane.unfinished[copy.storage] = lane.unfinished.get(copy.storage, 0) + 1
+        self._begin(lane)
 
     def runs(self, storage: int) -> bool:
         """Return whether a copy of a storage is queued or runs."""
-        return storage in self._out.unfinished or storage in self._back.unfinished
+        return storage in self.out.unfinished or storage in self.back.unfinished
 
     @property
     def idle(self) -> bool:
         """Whether no copy and no collective is queued."""
-        return not self._out.copies and not self._back.copies and not self._ranks.copies
+        return not self.out.copies and not self.back.copies and not self.ranks.copies
 
     def compute(self, work_ms: float) -> None:
         """Let the clock run until compute has done its work, and the copies that end at the same instant theirs."""
-        while self._out.copies or self._back.copies or self._ranks.copies:
+        while self.out.copies or self.back.copies or self.ranks.copies:
             step, lanes = self._next_end()
-            slower = self._contention if self._out.copies or self._back.copies else 1.0
+            slower = self._contention if self.out.copies or self.back.copies else 1.0
             if work_ms * slower < step - INSTANT_MS:
                 self._pass(work_ms * slower)
                 return
@@ -112,21 +109,21 @@ class CopyQueues:
         self._pass(step)
         self._end(lanes)
 
-    def _next_end(self) -> tuple[float, tuple[_Lane, ...]]:
+    def _next_end(self) -> tuple[float, tuple[Lane, ...]]:
         """Return how long the next end takes, and the queues in which something ends then."""
-        if self._ranks.since < 0:
+        if self.ranks.since < 0:
             return self._next_copy_end()
-        own = self._ranks.left
-        if not self._out.copies and not self._back.copies:
-            return own, (self._ranks,)
+        own = self.ranks.left
+        if not self.out.copies and not self.back.copies:
+            return own, (self.ranks,)
         step, lanes = self._next_copy_end()
         if own < step - INSTANT_MS:
-            return own, (self._ranks,)
-        return min(step, own), (*lanes, self._ranks) if own <= step + INSTANT_MS else lanes
+            return own, (self.ranks,)
+        return min(step, own), (*lanes, self.ranks) if own <= step + INSTANT_MS else lanes
 
-    def _next_copy_end(self) -> tuple[float, tuple[_Lane, ...]]:
+    def _next_copy_end(self) -> tuple[float, tuple[Lane, ...]]:
         """Return how long the next end of a copy takes, and the directions whose copies end then."""
-        out, back = self._out, self._back
+        out, back = self.out, self.back
         if out.since < 0:
             return back.left, (back,)
         if back.since < 0:
@@ -137,26 +134,21 @@ class CopyQueues:
         return min(out_ms, back_ms), (out, back) if back_ms <= out_ms + INSTANT_MS else (out,)
 
     def _pass(self, elapsed: float) -> None:
-        out, back = self._out, self._back
+        out, back = self.out, self.back
         done = elapsed * self._duplex if out.since >= 0 and back.since >= 0 else elapsed
         if out.since >= 0:
             out.left -= done
         if back.since >= 0:
             back.left -= done
-        if self._ranks.since >= 0:
-            self._ranks.left -= elapsed
+        if self.ranks.since >= 0:
+            self.ranks.left -= elapsed
         self.now += elapsed
 
-    def _put(self, lane: _Lane, copy: CopyRequest) -> None:
-        lane.copies.append(copy)
-        lane.unfinished[copy.storage] = lane.unfinished.get(copy.storage, 0) + 1
-        self._begin(lane)
-
-    def _begin(self, lane: _Lane) -> None:
-        if lane.copies and lane.since < 0 and (lane is self._out or lane.copies[0].storage not in self._out.unfinished):
+    def _begin(self, lane: Lane) -> None:
+        if lane.copies and lane.since < 0 and (lane is self.out or lane.copies[0].storage not in self.out.unfinished):
             lane.left, lane.since = lane.copies[0].work_ms, self.now
 
-    def _end(self, lanes: Iterable[_Lane]) -> None:
+    def _end(self, lanes: Iterable[Lane]) -> None:
         for lane in lanes:
             copy, since = lane.copies.popleft(), lane.since
             lane.unfinished[copy.storage] -= 1
@@ -164,6 +156,6 @@ class CopyQueues:
                 del lane.unfinished[copy.storage]
             lane.since = -1.0
             self._ended(copy, lane.queue, since, self.now)
-        self._begin(self._out)
-        self._begin(self._back)
-        self._begin(self._ranks)
+        self._begin(self.out)
+        self._begin(self.back)
+        self._begin(self.ranks)

@@ -146,7 +146,7 @@ class _Walk:
             self.pinned.add(storage)
             self.pinned_now += size
             self.pinned_peak = max(self.pinned_peak, self.pinned_now)
-        self.queues.offload(CopyRequest(storage, self.at, size / self.out_rate))
+        self.queues.put(self.queues.out, CopyRequest(storage, self.at, size / self.out_rate))
 
     def prefetch(self, storage: int) -> None:
         self._await_storage(storage)
@@ -160,7 +160,7 @@ class _Walk:
             _, self.born[storage], freed_at = left
             self.delayed[freed_at] = self.at + 1
         self.prefetched += size
-        self.queues.prefetch(CopyRequest(storage, self.at, size / self.back_rate))
+        self.queues.put(self.queues.back, CopyRequest(storage, self.at, size / self.back_rate))
 
     def free(self, storage: int) -> None:
         if self.running_beside:  # a collective that reads it may hold another operand already, and holds one only
@@ -223,7 +223,7 @@ class _Walk:
         if operation in self.beside:  # it holds its operands as an offload does
             self.running_beside[self.at] = found
             self.offloading.update((storage, self.at) for storage in found.reads if storage in self.born)
-            self.queues.communicate(CopyRequest(_ABSENT, self.at, self.beside[operation]))
+            self.queues.put(self.queues.ranks, CopyRequest(_ABSENT, self.at, self.beside[operation]))
 
     def _work(self, operation: int, born: Sequence[int], dropped: Sequence[int]) -> None:
         """Take an operation's memory, let it compute, and free the storages that it drops at its end."""
