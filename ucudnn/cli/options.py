@@ -12,8 +12,7 @@ from ucudnn.cli.help_text import choices
 from ucudnn.command_line import NoEffect, read_settings
 from ucudnn.errors import InvalidSizeError
 from ucudnn.memory.devices.profile import shipped_devices
-from ucudnn.memory.devices.rank_links import link_between
-from ucudnn.memory.devices.roofline import CHOICES
+from ucudnn.memory.devices.roofline import CHOICES, link_between
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.graph import StepGraph
 from ucudnn.memory.step.sharded import RankLink, sharded_step

@@ -7,6 +7,7 @@ launch. A convolution has algorithms to choose from, each with a time and a work
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from operator import attrgetter
 
 from ucudnn.configuration import Configuration, MicroConfiguration
 from ucudnn.errors import InvalidValueError, ProfileError
@@ -14,6 +15,7 @@ from ucudnn.memory.devices.convolution_methods import METHODS
 from ucudnn.memory.devices.profile import DeviceProfile
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.graph import StepGraph, StepOperation
+from ucudnn.memory.step.sharded import RankLink
 from ucudnn.problem import ConvolutionProblem, DataType, MathMode
 from ucudnn.profiles.format import load_profile
 from ucudnn.profiles.measurement import Measurement
@@ -142,6 +144,10 @@ def _measured(recorded: str, problem: ConvolutionProblem) -> list[MicroConfigura
 
 
 _Key = tuple[object, ...]
+_OF_PROBLEM = attrgetter(
+    *("operation", "channels", "spatial", "filters", "kernel", "paddings", "stride", "dilation", "groups"),
+    *("layout", "math"),
+)
 
 
 @lru_cache(maxsize=4)
@@ -156,20 +162,7 @@ def _recorded(name: str) -> Mapping[_Key, Mapping[int, tuple[Measurement, ...]]]
 
 def _key(problem: ConvolutionProblem) -> _Key:
     """Return what tells problems apart that differ in their time; strides are left out, float16 stands for bfloat16."""
-    return (
-        problem.operation,
-        problem.channels,
-        problem.spatial,
-        problem.filters,
-        problem.kernel,
-        problem.paddings,
-        problem.stride,
-        problem.dilation,
-        problem.groups,
-        DataType.FLOAT16 if problem.dtype.has_16_bits else problem.dtype,
-        problem.layout,
-        problem.math,
-    )
+    return (*_OF_PROBLEM(problem), DataType.FLOAT16 if problem.dtype.has_16_bits else problem.dtype)
 
 
 def _time_ms(profile: DeviceProfile, operation: StepOperation, batch: int, math: str) -> float:
@@ -184,3 +177,22 @@ def _time_ms(profile: DeviceProfile, operation: StepOperation, batch: int, math:
 def arithmetic(dtype: str, math: str) -> str:
     """Return how a product of a type is computed: 'tf32' for float32 where that may be, else the type."""
     return MathMode.TF32.value if (dtype, math) == (DataType.FLOAT32.value, MathMode.TF32.value) else dtype
+
+
+NVLINK_BYTES = {"h200": 450e9, "h100": 450e9, "a100-80": 300e9, "a100-40": 300e9, "v100": 150e9, "p100": 80e9}
+"""Bytes per second in one direction of all NVLinks of a GPU, by NVIDIA's specifications."""
+
+
+def link_between(ranks: int, costs: Costs, gigabytes: float | None = None, latency_ms: float | None = None) -> RankLink:
+    """Return the link between ranks. What nobody states is the device's: NVLink, or else its link to the host.
+
+    Each rank has a bandwidth of so many gigabytes (10^9 bytes) per second; between hosts, that of the slowest link.
+    """
+    known = NVLINK_BYTES.get(costs.device)
+    own = costs.prefetch_bytes_per_ms if known is None else known / 1e3
+    return RankLink(
+        ranks=ranks,
+        latency_ms=RankLink.latency_ms if latency_ms is None else latency_ms,
+        bytes_per_ms=own if gigabytes is None else gigabytes * 1e6,
+        source=f"assumed for {costs.device}" if gigabytes is None else "stated",
+    )
