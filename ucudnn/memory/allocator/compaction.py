@@ -179,13 +179,6 @@ class _Trial:
                 break
         return best
 
-    def _placed(self, kept: Sequence[int], way: _Way, *, first: bool) -> Places:
-        """Return where the pieces of a step are led behind some bytes; nowhere where the way does not lead them."""
-        if way not in (_Way.PLACED, _Way.COARSE):
-            return Places({}, 0)
-        coarse = way is _Way.COARSE
-        return self.steps.places(first=first, coarse=coarse).behind(kept_bytes(kept), coarse=coarse)
-
     def _with_kept(self, block_bytes: int, kept: tuple[int, ...], way: _Way) -> Compaction | None:
         """Return how the plan runs in a block at whose begin some bytes are kept for the optimizer's state.
 
@@ -195,10 +188,12 @@ class _Trial:
         Then all is replayed from the first step on as it will run. If nothing moves, or the first step follows another
         plan, both steps have already run as they will.
         """
+        if way not in (_Way.PLACED, _Way.COARSE):
+            return self._replayed(block_bytes, kept, way, [Places({}, 0)] * 2)
         is_between = not kept and len(self._kept) > 1  # then the state would lie between activations
-        needed, led = block_bytes, list[Places]()
+        needed, led, coarse = block_bytes, list[Places](), way is _Way.COARSE
         for first in (False, True):
-            led.append(self._placed(kept, way, first=first))
+            led.append(self.steps.places(first=first, coarse=coarse).behind(kept_bytes(kept), coarse=coarse))
             if led[0].addresses:
                 needed = whole_pages(max(each.extent for each in led) + END_BYTES + LARGE_PAGE - 1)
                 if needed > block_bytes or is_between:

@@ -154,8 +154,11 @@ class _Filling:
         for place in self._opens:
             self._open(place)
         while missing := self._missing(wanted, targets, checked):
-            if not self._open_largest(missing):
+            largest = max(self._filled, key=lambda each: self._filled[each][1], default=None)
+            if largest is None or self._filled[largest][1] < missing:
                 return None
+            self._opens.append(largest)
+            self._open(largest)
         return None if missing is None else self._found()
 
     def _missing(self, wanted: Wanted, targets: Mapping[int, int], checked: Iterable[int]) -> int | None:
@@ -168,15 +171,6 @@ class _Filling:
             if number in checked and address != targets[number]:
                 return None
         return 0
-
-    def _open_largest(self, size: int) -> bool:
-        """Open the largest of the holes that are filled, and return whether it has a size."""
-        place = max(self._filled, key=lambda each: self._filled[each][1], default=None)
-        if place is None or self._filled[place][1] < size:
-            return False
-        self._opens.append(place)
-        self._open(place)
-        return True
 
     def _open(self, place: int) -> None:
         self._holes.give_back(*self._filled.pop(place))

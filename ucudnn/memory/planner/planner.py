@@ -328,15 +328,8 @@ class _Choice:
         needed = most + beyond
         if not self._search.gives_up:
             needed, found = least_paged(self._graph, self.costs, self.room, self._policies, self._host_bytes)
-            done = None if found is None else simulate(found, self.costs)
-            fits = done is not None and (self._budget is None or done.peak_bytes <= self._budget)
-            if (
-                found is not None
-                and done is not None
-                and fits
-                and holds_host(done, self._host_bytes)
-                and needed <= most
-            ):
+            fits = self._budget is None or found is None or simulate(found, self.costs).peak_bytes <= self._budget
+            if found is not None and fits and needed <= most:
                 return found
         raise BudgetError(
             f"tensors of {self._graph.name} do not fit side by side into {bytes_down(most)}: the closest plan takes"

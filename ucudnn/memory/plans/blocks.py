@@ -72,34 +72,28 @@ class ForwardBlocks:
 
     def divide(self, count: int) -> tuple[Block, ...]:
         """Return the blocks of a division into at most `count`, in the order of forward."""
-        if count not in self._divided:
-            self._divided[count] = self._divide(count)
-        return self._divided[count]
-
-    def _divide(self, count: int) -> tuple[Block, ...]:
+        if count in self._divided:
+            return self._divided[count]
         cuts = [0, *self._cuts(count), self._turn]
         members: list[list[int]] = [[] for _ in cuts[1:]]
         for storage, (first, last) in self._forward.items():
             number = bisect_left(cuts, first + 1) - 1
             if last < cuts[number + 1]:
                 members[number].append(storage)
-        return tuple(
-            self._block(range(begin, end), inside) for (begin, end), inside in zip(pairwise(cuts), members, strict=True)
-        )
+        found = zip(pairwise(cuts), members, strict=True)
+        self._divided[count] = tuple(self._block(range(*places), inside) for places, inside in found)
+        return self._divided[count]
 
     def peak_bytes(self, blocks: Sequence[Block]) -> int:
         """Return the peak of the step when these blocks run again, or slightly more.
 
         It is more where an input of a block is freed while the block runs again: here it counts until the block's end.
         """
-        key = tuple(map(id, blocks))  # no other ones have their numbers, because they are kept beside the peak
-        if key not in self._peaks:
-            self._peaks[key] = tuple(blocks), self._peak_bytes(blocks)
-        return self._peaks[key][1]
-
-    def _peak_bytes(self, blocks: Sequence[Block]) -> int:
         import numpy as np  # commands that plan nothing do without it
 
+        key = tuple(map(id, blocks))  # no other ones have their numbers, because they are kept beside the peak
+        if key in self._peaks:
+            return self._peaks[key][1]
         sizes, spans = self._liveness.sizes, self._liveness.spans
         extended: dict[int, int] = {}
         places, changes = [0], [0]
@@ -125,6 +119,7 @@ class ForwardBlocks:
             before = 2 * block.trigger
             peak = max(peak, int(live[before]) + block.extra_bytes)
             live[before] += block.dropped_bytes  # for the next block of the same trigger
+        self._peaks[key] = tuple(blocks), peak
         return peak
 
     def _add(self, storage: int, places: Sequence[int]) -> None:
@@ -169,7 +164,7 @@ class ForwardBlocks:
         while True:
             wanted = [storage for storage in inside if storage in gone and storage in self._backward]
             trigger = min((self._backward[storage] for storage in wanted), default=self._turn)
-            version = partial(_version, self._graph, trigger)
+            version = partial(self._graph.version_before, trigger)
             versions = [(storage, version(storage)) for storage in wanted]
             remade = recomputation(self._graph, places, versions, gone.__contains__, version)
             if not remade.impossible:
@@ -192,7 +187,3 @@ class ForwardBlocks:
                 wanted,
             ),
         )
-
-
-def _version(graph: StepGraph, place: int, storage: int) -> int:
-    return bisect_left(graph.writers[storage], place)

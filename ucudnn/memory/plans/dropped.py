@@ -10,7 +10,7 @@ in the order of the program, from the nearest bytes that are there.
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -69,8 +69,13 @@ class DroppedActivations:
 
     def __init__(self, graph: StepGraph, costs: Costs) -> None:
         self._graph, self._costs = graph, costs
-        self.spans = {storage: span for storage in graph.saved if (span := self._span(storage)) is not None}
-        self._versions = {storage: self._version(storage, first) for storage, (_, first) in self.spans.items()}
+        self.spans: dict[int, tuple[int, int]] = {}
+        for storage in graph.saved:
+            accesses = graph.accesses[storage]
+            behind = bisect_left(accesses, graph.backward_begins)
+            if storage in graph.operations[accesses[behind]].reads:  # else backward first writes it
+                self.spans[storage] = accesses[behind - 1], accesses[behind]
+        self._versions = {storage: graph.version_before(first, storage) for storage, (_, first) in self.spans.items()}
         self._read_at: dict[int, list[int]] = {}
         for storage in sorted(self.spans):
             self._read_at.setdefault(self.spans[storage][1], []).append(storage)
@@ -147,7 +152,12 @@ class DroppedActivations:
         for storage, place in made.items():
             stays.setdefault(place, []).append(storage)
         for place, found in recomputed.found.items():
-            live[2 * place] += self._extra(found, place, recomputed, frozenset(stays.get(place, ())))
+            own = frozenset(stays.get(place, ()))
+            if own not in found.extra:
+                absent = self._absent(place, recomputed.dropped, made)
+                again = found.again or ()
+                found.extra[own] = extra_bytes(self._graph, self.sizes, self._scratch, again, absent, own)
+            live[2 * place] += found.extra[own]
         return live
 
     def _kinds(self) -> dict[int, int]:
@@ -176,15 +186,6 @@ class DroppedActivations:
         numbers = {name: number for number, name in enumerate(dict.fromkeys(names.values()))}
         return {storage: numbers[name] for storage, name in names.items()}
 
-    def _span(self, storage: int) -> tuple[int, int] | None:
-        """Return the accesses around the turn from forward to backward; None if backward first writes it."""
-        accesses, turn = self._graph.accesses[storage], self._graph.backward_begins
-        before = bisect_left(accesses, turn)
-        if not before or before == len(accesses) or self._graph.exists_after[storage]:
-            return None
-        first = accesses[before]
-        return (accesses[before - 1], first) if storage in self._graph.operations[first].reads else None
-
     def _found(self, wanted: Sequence[int], place: int, missing: set[int]) -> _Known:
         """Return what makes activations again before an operation, when some are missing.
 
@@ -204,9 +205,7 @@ class DroppedActivations:
                 gone = asked[storage] = absent(storage)
             return gone
 
-        def version(storage: int) -> int:
-            return self._version(storage, place)
-
+        version = partial(self._graph.version_before, place)
         candidates = sorted(self._above(wanted, noted))
         found = recomputation(self._graph, candidates, [(each, version(each)) for each in wanted], noted, version)
         for operation in found.operations:  # what they access says how many bytes they take
@@ -219,15 +218,6 @@ class DroppedActivations:
         again = None if found.impossible else found.operations
         known.append(_Known(gone, frozenset(droppable - gone), again, made, {}))
         return known[-1]
-
-    def _extra(self, found: _Known, place: int, recomputed: Recomputed, stays: frozenset[int]) -> int:
-        """Return the most bytes that what runs again takes beside all that exists before it."""
-        extra = found.extra.get(stays)
-        if extra is None:
-            absent = self._absent(place, recomputed.dropped, recomputed.made)
-            extra = extra_bytes(self._graph, self.sizes, self._scratch, found.again or (), absent, stays)
-            found.extra[stays] = extra
-        return extra
 
     def _absent(self, place: int, dropped: Collection[int], made: Mapping[int, int]) -> Callable[[int], bool]:
         """Return what tells whether a storage is gone before an operation."""
@@ -253,7 +243,3 @@ class DroppedActivations:
                     found.add(operation)
                     waiting += (each for each, _ in self._graph.recompute_reads[operation] if absent(each))
         return found
-
-    def _version(self, storage: int, place: int) -> int:
-        """Return the version of a storage that the program has before an operation."""
-        return bisect_left(self._graph.writers[storage], place)

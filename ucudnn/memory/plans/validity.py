@@ -33,16 +33,21 @@ def check_buffers(graph: StepGraph, actions: Sequence[Action], buffers: Sequence
     Raises:
         MemoryPlanError: if two are, or a storage is in two buffers, or exists before or after the step, or is copied.
     """
-    owner = _buffer_of_each(graph, buffers)
+    owner: dict[int, int] = {}
+    for number, buffer in enumerate(buffers):
+        for storage in buffer:
+            if storage in owner or graph.exists_after[storage]:
+                why = "in two buffers" if storage in owner else "in a buffer, but exists after the step"
+                raise MemoryPlanError(f"{graph.storage_name(storage)} is {why}", action=0, storage=storage)
+            owner[storage] = number
     present: dict[int, int] = {}  # the storage in each buffer
     for index, (kind, target) in enumerate(actions if owner else ()):
         if kind in COMPUTES:
             for storage in graph.operations[target].writes:
-                buffer = owner.get(storage)
-                if buffer is not None and present.setdefault(buffer, storage) != storage:
+                if storage in owner and present.setdefault(owner[storage], storage) != storage:
                     raise MemoryPlanError(
                         f"action {index}: {graph.operation_name(target)} writes {graph.storage_name(storage)} into the"
-                        f" buffer that {graph.storage_name(present[buffer])} occupies",
+                        f" buffer that {graph.storage_name(present[owner[storage]])} occupies",
                         action=index,
                         operation=target,
                         storage=storage,
@@ -55,17 +60,6 @@ def check_buffers(graph: StepGraph, actions: Sequence[Action], buffers: Sequence
                 action=index,
                 storage=target,
             )
-
-
-def _buffer_of_each(graph: StepGraph, buffers: Sequence[Sequence[int]]) -> dict[int, int]:
-    owner: dict[int, int] = {}
-    for number, buffer in enumerate(buffers):
-        for storage in buffer:
-            if storage in owner or graph.exists_after[storage]:
-                why = "in two buffers" if storage in owner else "in a buffer, but exists after the step"
-                raise MemoryPlanError(f"{graph.storage_name(storage)} is {why}", action=0, storage=storage)
-            owner[storage] = number
-    return owner
 
 
 class _Walk:

@@ -4,7 +4,7 @@ Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016: a step with 
 budget, the policy looks for the division, and the blocks of it that run again, that take the least time.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from math import isqrt
 
 from ucudnn.memory.plans.blocks import Block, ForwardBlocks
@@ -49,13 +49,19 @@ class _Search:
         if self._fits(()):
             return ()
         found = []
-        for count in _counts(len(self._forward.saved)):
+        most = min(len(self._forward.saved), 4 * isqrt(len(self._forward.saved)))
+        # The numbers of blocks that are tried are 2, 3, 4, 6, 8, 12, 16 and so on, to about four times √n.
+        for count in (each for bit in range(1, most.bit_length()) for each in (1 << bit, 3 << bit - 1)):
             blocks = self._forward.divide(count)
             cheapest = sorted(blocks, key=lambda block: block.time_ms / (block.dropped_bytes or 1))
             found += [fewest for ranking in (blocks, cheapest) if (fewest := self._fewest(ranking)) is not None]
         if not found:
             check_need("checkpoint", self._graph, min(self._peaks), self._budget)
-        return self._thinned(min(found, key=lambda blocks: sum(block.time_ms for block in blocks)))
+        best = min(found, key=lambda blocks: sum(block.time_ms for block in blocks))
+        for block in sorted(best, key=lambda block: -block.time_ms):
+            fewer = tuple(each for each in best if each is not block)
+            best = fewer if self._fits(fewer) else best
+        return best
 
     def _fewest(self, blocks: Sequence[Block]) -> _Blocks | None:
         """Return the fewest first ones of ranked blocks that keep the budget if they run again; None if none do.
@@ -72,22 +78,6 @@ class _Search:
             low, high = (low, middle) if self._fits(blocks[:middle]) else (middle, high)
         return tuple(blocks[:high])
 
-    def _thinned(self, blocks: _Blocks) -> _Blocks:
-        for block in sorted(blocks, key=lambda block: -block.time_ms):
-            fewer = tuple(each for each in blocks if each is not block)
-            if self._fits(fewer):
-                blocks = fewer
-        return blocks
-
     def _fits(self, blocks: Sequence[Block]) -> bool:
         self._peaks.append(self._forward.peak_bytes(blocks))
         return self._peaks[-1] <= self._budget
-
-
-def _counts(saved: int) -> Iterator[int]:
-    """Yield the numbers of blocks that are tried: 2, 3, 4, 6, 8, 12, 16 and so on, to about four times √n."""
-    power = 2
-    while power <= min(saved, 4 * isqrt(saved)):
-        yield power
-        yield power * 3 // 2
-        power *= 2

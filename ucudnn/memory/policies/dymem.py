@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Literal
 
-from ucudnn.memory.plans.actions import Action, ActionKind, synchronize
+from ucudnn.memory.plans.actions import ActionKind, synchronize
 from ucudnn.memory.plans.layerwise import layerwise_actions
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.policies.pool_room import fastest_in_room, room_for_workspaces
@@ -52,10 +52,18 @@ class DymemPolicy:
         order = parts_in_order(graph, depth_first_order(graph))
         check_budget(graph, costs.with_configurations(costs.smallest), budget, order)
         chosen = costs.fastest if budget is None else costs.smallest
+        layers = find_layers(graph, order)
+        leaving = {
+            number: layer.inputs for number, layer in enumerate(layers.forward) if layer.inputs and not layer.resident
+        }
+
+        def search(current: int, is_away: Callable[[int], bool]) -> Sequence[int]:
+            return search_prefetch_layers(layers.forward, current, is_away, self.past_limit)
+
         plan = MemoryPlan(
             policy=name,
             graph=graph,
-            actions=self._actions(graph, order),
+            actions=layerwise_actions(graph, layers, leaving, search, synchronous=False),
             budget=budget,
             configurations=chosen,
         )
@@ -68,17 +76,6 @@ class DymemPolicy:
         waiting = with_stalls(plan, costs, budget)  # with the smallest workspaces
         room = room_for_workspaces(waiting, costs, budget, mobility_in(waiting))
         return with_stalls(replace(plan, configurations=fastest_in_room(costs, room)), costs, budget)
-
-    def _actions(self, graph: StepGraph, order: Sequence[int]) -> tuple[Action, ...]:
-        layers = find_layers(graph, order)
-        leaving = {
-            number: layer.inputs for number, layer in enumerate(layers.forward) if layer.inputs and not layer.resident
-        }
-
-        def search(current: int, is_away: Callable[[int], bool]) -> Sequence[int]:
-            return search_prefetch_layers(layers.forward, current, is_away, self.past_limit)
-
-        return layerwise_actions(graph, layers, leaving, search, synchronous=False)
 
 
 def search_prefetch_layers(

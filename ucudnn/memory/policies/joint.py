@@ -109,13 +109,12 @@ class _JointSearch:
             chosen = next(each for each in self._selections if each.peak_bytes <= peak)
             found.append(self._planned(self._selecting.thinned(chosen, peak)))
         known_ms = min((each.step_ms for each in found if each is not None), default=inf)
-        if known_ms == inf or (self.graph is self._step and self._copied_ms() <= _SAME * known_ms):
+        copied_ms = inf  # below which no step is computed whose copies alone keep the budget
+        if self.graph is self._step and known_ms < inf:
+            copied_ms = float(CopyBounds(self.graph, self.costs).copied_ms(self._cap).max(initial=0.0))
+        if known_ms == inf or copied_ms <= _SAME * known_ms:
             found.append(self._planned(self._selections[0]))
         return min((each for each in found if each is not None), key=lambda each: each.step_ms)
-
-    def _copied_ms(self) -> float:
-        """Return a time below which no step is computed whose copies alone keep the budget."""
-        return float(CopyBounds(self.graph, self.costs).copied_ms(self._cap).max(initial=0.0))
 
     def improved(self, best: _JointPlan) -> _JointPlan:
         """Return a plan that is no slower, in which copies do more beside compute, or activations change sides."""

@@ -8,7 +8,7 @@ without the smallest gap between the ends. The paper adds a reserve β for steps
 
 from collections.abc import Callable, Sequence
 from enum import Enum
-from itertools import pairwise
+from itertools import compress, pairwise
 
 from ucudnn.memory.plans.actions import ActionKind
 from ucudnn.memory.plans.plan import MemoryPlan
@@ -46,7 +46,8 @@ class TwoEndedSpace:
     def take(self, size: int, mobility: Mobility) -> tuple[FreeList, int]:
         """Take memory; return the part in which it lies, and the bytes between it and the end of this part."""
         if mobility is Mobility.MOVABLE:
-            space = self.high if _fits_better(self.high, self.low, size) else self.low
+            hole, lower = self.high.best_hole(size), self.low.best_hole(size)
+            space = self.high if hole is not None and (lower is None or hole < lower) else self.low
             return space, space.take_best(size)
         space = self.high if mobility is Mobility.TEMPORARY else self.beside
         return space, space.take_first(size)
@@ -83,11 +84,6 @@ class TwoEndedPool:
         return Placement(lifetimes=tuple(lifetimes), addresses=tuple(addresses), extent_bytes=main + increment)
 
 
-def _fits_better(space: FreeList, other: FreeList, size: int) -> bool:
-    hole, other_hole = space.best_hole(size), other.best_hole(size)
-    return hole is not None and (other_hole is None or hole < other_hole)
-
-
 def mobility_in(plan: MemoryPlan) -> Callable[[Lifetime], Mobility]:
     """Return what groups the memory of a plan by mobility (algorithm 3).
 
@@ -96,7 +92,12 @@ def mobility_in(plan: MemoryPlan) -> Callable[[Lifetime], Mobility]:
     else is movable. The join's condition is truncated in print; this is how the text describes it.
     """
     graph = plan.graph
-    reclaimed, several, waiting = _reclaimed(graph), _read_by_several(graph), _waiting(graph)
+    forward = [each.phase is Phase.FORWARD for each in graph.operations]
+    resident = (each for each in compress(graph.operations, forward) if any(name in each.kind for name in _RESIDENT))
+    reclaimed = {storage for each in resident for storage in each.writes}
+    accesses = enumerate(zip(graph.readers, graph.writers, strict=True))  # updates in place do not count as reads
+    several = {storage for storage, (read, made) in accesses if sum(forward[each] for each in {*read} - {*made}) > 1}
+    waiting = _waiting(graph)
     turn = len(plan.actions)
     for index, (kind, target) in enumerate(plan.actions):
         if kind is ActionKind.RUN and graph.operations[target].phase is not Phase.FORWARD:
@@ -110,24 +111,6 @@ def mobility_in(plan: MemoryPlan) -> Callable[[Lifetime], Mobility]:
         return Mobility.TEMPORARY if temporary else Mobility.MOVABLE
 
     return mobility
-
-
-def _reclaimed(graph: StepGraph) -> set[int]:
-    resident = (
-        operation
-        for operation in graph.operations
-        if operation.phase is Phase.FORWARD and any(name in operation.kind for name in _RESIDENT)
-    )
-    return {storage for operation in resident for storage in operation.writes}
-
-
-def _read_by_several(graph: StepGraph) -> set[int]:
-    """Return what several operations of forward read; updates in place do not count."""
-    return {
-        storage
-        for storage, writers in enumerate(graph.writers)
-        if sum(graph.operations[each].phase is Phase.FORWARD for each in {*graph.readers[storage]} - {*writers}) > 1
-    }
 
 
 def _waiting(graph: StepGraph) -> set[int]:

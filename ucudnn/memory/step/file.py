@@ -146,7 +146,15 @@ def _decode(content: dict[str, Any]) -> StepGraph:
         name=text(content["name"], "name"),
         batch=content["batch"],
         operations=tuple(_decode_operations(content, problems)),
-        storages=tuple(_decode_storages(content["storages"])),
+        storages=tuple(
+            Storage(
+                name=text(name, "name of a storage"),
+                role=Role(role),
+                size=_decode_affine(size, f"size of {name}"),
+                aliases=texts(aliases, f"alias of {name}"),
+            )
+            for name, role, *size, aliases in entries(content["storages"], "storages")
+        ),
         recorded=_wholes(content["recorded"], "recorded mini-batch", least=1),
         gradients_kept=content["gradients_kept"],
         conditions=texts_by_name(content["conditions"], "condition"),
@@ -176,17 +184,6 @@ def _decode_operations(content: dict[str, Any], problems: list[ConvolutionProble
             repeatable=bool(whole(repeatable, f"whether {name} is repeatable,", most=1)),
             problem=problems[whole(convolution[0], "row of a problem")] if convolution else None,
             problem_batch=_decode_affine(convolution[1], f"batch of {name}") if convolution else Affine(0, 1),
-        )
-
-
-def _decode_storages(rows: Any) -> Iterator[Storage]:
-    for name, role, *size, aliases in entries(rows, "storages"):
-        text(name, "name of a storage")
-        yield Storage(
-            name=name,
-            role=Role(role),
-            size=_decode_affine(size, f"size of {name}"),
-            aliases=texts(aliases, f"alias of {name}"),
         )
 
 

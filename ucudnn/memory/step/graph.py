@@ -12,8 +12,9 @@ last one that overwrites the storage whole, up to the k-th.
 Sizes are affine in the mini-batch: see `Affine`. A step that was recorded at two batches stands for every batch.
 """
 
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
@@ -320,6 +321,10 @@ class StepGraph:
         """Index of the first operation of the optimizer; the number of operations if there is none."""
         return sum(each.phase is not Phase.OPTIMIZER for each in self.operations)
 
+    def version_before(self, operation: int, storage: int) -> int:
+        """Return the version of a storage that the program has before an operation."""
+        return bisect_left(self.writers[storage], operation)
+
     def operation_name(self, index: int) -> str:
         """Return an operation as messages name it: 'operation 12 (relu_3, layer1.0.relu)'."""
         operation = self.operations[index]
@@ -371,7 +376,10 @@ def _check_accesses(graph: StepGraph) -> None:
         for accessed in (operation.reads, operation.writes):
             ascends = len(accessed) < 2 or all(map(lt, accessed, accessed[1:]))
             if accessed and not (ascends and 0 <= accessed[0] <= accessed[-1] < count):
-                raise StepGraphError(f"{graph.name}: {graph.operation_name(index)} {_wrong_accesses(accessed, count)}")
+                wrong = f"accesses storages {accessed}, of which some are not among 0 to {count - 1}"
+                if all(0 <= storage < count for storage in accessed):
+                    wrong = f"lists storages {accessed}, which must ascend"
+                raise StepGraphError(f"{graph.name}: {graph.operation_name(index)} {wrong}")
         for storage in operation.reads:
             if not written[storage]:
                 raise StepGraphError(
@@ -380,9 +388,3 @@ def _check_accesses(graph: StepGraph) -> None:
                 )
         for storage in operation.writes:
             written[storage] = True
-
-
-def _wrong_accesses(accessed: Sequence[int], count: int) -> str:
-    if any(not 0 <= storage < count for storage in accessed):
-        return f"accesses storages {accessed}, of which some are not among 0 to {count - 1}"
-    return f"lists storages {accessed}, which must ascend"

@@ -53,14 +53,17 @@ def find_layers(graph: StepGraph, order: Sequence[int]) -> StepLayers:
     groups = _forward_groups(graph, [each for each in order if each < graph.backward_begins])
     number_of = {operation: number for number, group in enumerate(groups) for operation in group}
     inputs = _inputs(graph, order, number_of)
-    dropouts = (graph.operations[each] for each in range(graph.backward_begins) if _name(graph, each) in _DROPOUT)
-    drawn = {storage for each in dropouts for storage in each.writes}  # their masks or their outputs
+    names = [_name(graph, each) for each in range(graph.backward_begins)]
+    resident = {each for each, name in enumerate(names) if name in _FULLY_CONNECTED | _SOFTMAX}
+    dropouts = (graph.operations[each] for each, name in enumerate(names) if name in _DROPOUT)
+    for storage in {storage for each in dropouts for storage in each.writes}:  # their masks or their outputs
+        resident.update(graph.accesses[storage])
     forward = tuple(
         StepLayer(
             operations=tuple(group),
             inputs=tuple(inputs.get(number, ())),
             convolution=any(each in graph.problems or "convolution" in _name(graph, each) for each in group),
-            resident=any(_is_resident(graph, each, drawn) for each in group),
+            resident=not resident.isdisjoint(group),
         )
         for number, group in enumerate(groups)
     )
@@ -159,9 +162,3 @@ def _is_activation(graph: StepGraph, storage: int) -> bool:
 
 def _name(graph: StepGraph, operation: int) -> str:
     return graph.operations[operation].kind.rsplit(".", 1)[-1]
-
-
-def _is_resident(graph: StepGraph, operation: int, drawn: set[int]) -> bool:
-    return _name(graph, operation) in _FULLY_CONNECTED | _SOFTMAX or not drawn.isdisjoint(
-        (*graph.operations[operation].reads, *graph.operations[operation].writes)
-    )
