@@ -8,7 +8,7 @@ are compared in pairs.
 
 from collections.abc import Callable, Iterable, Mapping
 from statistics import median
-from typing import Any, Protocol, final
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -21,10 +21,6 @@ from ucudnn.units import format_ms
 _PAIRS = 5  # after so many more pairs of steps it is looked who is faster
 _MOST_PAIRS = 25
 _CLEAR = 0.8  # share of the pairs in which the winner is faster, unless there are no more pairs
-
-
-class _Before(Protocol):
-    def restore(self) -> None: ...
 
 
 @final
@@ -45,7 +41,9 @@ class StepRace:
         self.runs_whole = False
         self.won: Callable[..., Any] | None = None
 
-    def whole(self, before: Callable[[], _Before], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    def whole(
+        self, before: Callable[[], Callable[[], None]], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[Any, ...]:
         """Begin a step; return what torch.compile's code has returned, alone in a tuple, or () where the plan runs.
 
         The plan also runs, from now on, where torch.compile fails in its first turn. `before` returns what puts back
@@ -56,12 +54,12 @@ class StepRace:
             return ()
         if self._has_run:
             return (self.noted(self._compiled(*args, **kwargs)),)
-        earlier = before()
+        restore = before()
         try:
             with backward_at_once():
                 outputs = self._compiled(*args, **kwargs)
         except Exception as error:  # noqa: BLE001  # whatever a compiler or its code raises
-            earlier.restore()
+            restore()
             self._end_race(f"the plan runs, because torch.compile of the whole step failed: {shortened(error)}")
             return ()
         self._has_run = True

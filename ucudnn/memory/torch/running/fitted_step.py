@@ -164,7 +164,8 @@ class FittedStep(nn.Module):
         inputs = tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
         if race is None:
             return self._replayed(run, inputs, args, kwargs)
-        whole = race.whole(partial(BeforeForward, run, inputs, self._modes), args, kwargs)
+        modes = self._modes
+        whole = race.whole(lambda: BeforeForward(run, inputs, modes).restore, args, kwargs)
         return whole[0] if whole else race.noted(self._replayed(run, inputs, args, kwargs))
 
     def _replayed(
