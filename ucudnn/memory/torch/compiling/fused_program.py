@@ -6,7 +6,7 @@ from typing import final
 
 import torch
 
-from ucudnn.memory.step.graph import Affine, Phase, StepGraph, StepOperation, Storage
+from ucudnn.memory.step.graph import Affine, Phase, StepGraph, Storage
 from ucudnn.memory.torch.compiling.fusible_calls import out_of_place, takes_memory, wants_padding
 from ucudnn.memory.torch.compiling.norms import with_native_norms
 from ucudnn.memory.torch.compiling.region import FusedRegion, RegionForm, region_form
@@ -99,7 +99,9 @@ def fused_program(
     while True:
         changed = with_rematerialized(program, again.values())
         # Where some regions have no room to compute again, what the others read may be saved beside what these read.
-        if again and like is None and _saved_bytes(changed) > _saved_bytes(program):
+        steps = (changed.graph, program.graph) if again and like is None else ()
+        saved = [sum(map(step.sizes.__getitem__, step.saved)) for step in steps]
+        if saved and saved[0] > saved[1]:
             again = {}
             continue
         regions = _Regions(changed, Runs(changed, share, sizes), again, kinds)
@@ -114,10 +116,6 @@ def fused_program(
             single = [[*map(regions.alone, one.members)] if one.members[0] in apart else [one] for one in fused]
             return _written(changed, [one for each in single for one in each], before)
         again = {first: each for first, each in again.items() if first not in apart}
-
-
-def _saved_bytes(program: StepProgram) -> int:
-    return sum(program.graph.sizes[each] for each in program.graph.saved)
 
 
 def _rematerialized(program: StepProgram, runs: Runs, found: Iterable[Sequence[int]]) -> Iterator[Rematerialized]:
@@ -157,15 +155,14 @@ def _expressible(program: StepProgram, runs: Runs, run: Sequence[int]) -> Iterab
     begin = 0
     while begin < len(run):
         end = len(run)
-        while end > begin and _form(program, runs, run[begin:end]) is None:
+        while end > begin:
+            part = run[begin:end]
+            if region_form(_calls(program, runs, part)[0], runs.inner(part)) is not None:
+                break
             end -= 1
         if end > begin:
             yield [*run[begin:end]]
         begin = max(end, begin + 1)
-
-
-def _form(program: StepProgram, runs: Runs, members: Sequence[int]) -> RegionForm | None:
-    return region_form(_calls(program, runs, members)[0], runs.inner(members))
 
 
 def _calls(
@@ -227,14 +224,17 @@ class _Regions:
             results=form.results,
             flops=0,
         )
-        reads, writes = _accesses(operations, inner)
-        given, written = {each.storage for each in form.arguments}, {*writes} - spared
+        reads, writes = set[int](), set[int]()
+        for each in operations:
+            reads |= {*each.reads} - writes  # what its first writer overwrites whole it does not read
+            writes |= {*each.writes}
+        given, written = {each.storage for each in form.arguments}, writes - inner - spared
         changed = [each for each in form.arguments if each.storage in form.written]
         operation = replace(
             operations[-1],
             name=f"{operations[0].name}..{operations[-1].name}",
             kind="ucudnn.region",
-            reads=tuple(sorted({*reads} | (given - written))),
+            reads=tuple(sorted((reads - inner) | (given - written))),
             writes=tuple(sorted(written)),
             flops=operations[-1].flops if len(members) == 1 else Affine(0),
             traffic=Affine(sum(each.bytes_touched for each in (*form.arguments, *form.results, *changed))),
@@ -242,18 +242,6 @@ class _Regions:
             source=operations[0].source,
         )
         return NewOperation(tuple(members), operation, call)
-
-
-def _accesses(operations: Sequence[StepOperation], inner: frozenset[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return what a region reads and writes, of what it does not make for itself.
-
-    What its first writer overwrites whole it does not read.
-    """
-    reads, writes = set[int](), set[int]()
-    for each in operations:
-        reads |= {*each.reads} - writes
-        writes |= {*each.writes}
-    return tuple(sorted(reads - inner)), tuple(sorted(writes - inner))
 
 
 def _written(

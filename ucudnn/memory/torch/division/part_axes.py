@@ -134,7 +134,10 @@ class PartAxes:
 
     def _rule(self, call: TracedCall) -> PartRule | None:
         shows = all(self.cut(each) for each in call.inputs if each.storage in self._rows)
-        rule = self._rule_of(call) if shows else None
+        rule: PartRule | None = None
+        if shows:
+            batch = self.undivided.graph.batch
+            rule = slab_rule(call, self.cut) if self.slabs else part_rule(call, self.cut, batch)
         if rule is not None:
             pairs = zip(listed(call.results), rule.results, strict=True)
             made = [(each, kind) for each, kind in pairs if isinstance(each, TracedTensor) and isinstance(kind, Cut)]
@@ -148,9 +151,6 @@ class PartAxes:
                 if each.storage not in self._rows:
                     self._begin_at(each)
         return None
-
-    def _rule_of(self, call: TracedCall) -> PartRule | None:
-        return slab_rule(call, self.cut) if self.slabs else part_rule(call, self.cut, self.undivided.graph.batch)
 
     def _lies(self, tensor: TracedTensor, rows: int, step: int) -> Cut | None:
         """Return the dimension along which the rows of a tensor lie in its storage, which are some bytes apart."""

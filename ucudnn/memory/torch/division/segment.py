@@ -96,8 +96,15 @@ class SegmentOrder:
         self._check_norms()
         for phase, calls in enumerate(segment.runs):
             self._sort(phase, calls)
-        self.borders = frozenset(each for each in self.inner if each not in self.copied and self._is_border(each))
-        self.converted = frozenset(each for each in self.sums if self._is_converted(each))
+        graph, inside = self._program.graph, {*segment.forward, *segment.backward}
+        known = self._read | {each for each in self.inner if not inside.issuperset(graph.accesses[each])}
+        self.borders = frozenset(self.inner.keys() & known - self.copied)
+        converting = {call for call, rule in self.rules.items() if not rule.cuts}
+        self.converted = frozenset(
+            each
+            for each in self.sums.keys() - self._read
+            if {*graph.readers[each]} and converting.issuperset(graph.readers[each])
+        )
         self._counts = {cut.rows(each) for rule in self.rules.values() for each, cut in rule.cuts.items()}
         self._check_rows()
         self._check()
@@ -129,11 +136,8 @@ class SegmentOrder:
 
     def calls_of(self, phase: int, level: int) -> tuple[list[int], set[int]]:
         """Return the calls that a pass runs for each part, in order, and those among them that run again."""
-        if (phase, level) not in self._known:
-            self._known[phase, level] = self._calls_of(phase, level)
-        return self._known[phase, level]
-
-    def _calls_of(self, phase: int, level: int) -> tuple[list[int], set[int]]:
+        if (phase, level) in self._known:
+            return self._known[phase, level]
         direct = [call for call, own in self.level.items() if own == level and self.phase(call) == phase]
         found, todo = {*direct}, [*direct]
         while todo:
@@ -145,26 +149,24 @@ class SegmentOrder:
                 ):
                     todo += writers - found
                     found |= writers
-        return sorted(found), found - {*direct}
+        self._known[phase, level] = sorted(found), found - {*direct}
+        return self._known[phase, level]
 
     def cut_call(self, index: int) -> CutCall:
         """Return what a call has in rows; it is found once for all segments of a step."""
-        rule, known = self.rules[index], self.axes.cut_calls
-        if rule is not self.axes.rules[index]:
-            return self._cut_call(index, rule)
-        if index not in known:
-            known[index] = self._cut_call(index, rule)
-        return known[index]
-
-    def _cut_call(self, index: int, rule: PartRule) -> CutCall:
-        call, axes = self._calls[index], self.axes
+        rule, call, axes = self.rules[index], self._calls[index], self.axes
+        is_shared = rule is axes.rules[index]
+        if is_shared and index in axes.cut_calls:
+            return axes.cut_calls[index]
         made = [tensor for tensor, kind in results_of(call, rule) if isinstance(kind, Cut)]
         made += [each for each in writes(call) if each in rule.cuts]
         count = next((axes.rows(each.storage) for each in made), 0)
         count = count or next((cut.rows(each) for each, cut in rule.cuts.items() if each not in rule.fine), 0)
         storages = ((each.storage, each in rule.fine) for each in rule.cuts)
         cut = tuple((each, self.last_writer(each, index), fine, axes.rows(each)) for each, fine in storages)
-        return CutCall(tuple(each.storage for each in made), bool(made) and made[0] in rule.fine, count, cut)
+        found = CutCall(tuple(each.storage for each in made), bool(made) and made[0] in rule.fine, count, cut)
+        axes.cut_calls.update({index: found} if is_shared else {})
+        return found
 
     def last_writer(self, storage: int, reader: int) -> int:
         """Return the call, of the segment or not, that made the version of a storage that a call reads."""
@@ -261,16 +263,6 @@ class SegmentOrder:
 
     def _touches(self, call: int, storages: set[int]) -> bool:
         return bool((self.axes.reads[call] | self.axes.writes[call]) & storages)
-
-    def _is_border(self, storage: int) -> bool:
-        accesses = self._program.graph.accesses[storage]
-        inside = all(each in self.segment.forward or each in self.segment.backward for each in accesses)
-        return storage in self._read or not inside
-
-    def _is_converted(self, storage: int) -> bool:
-        readers = self._program.graph.readers[storage]
-        converts = all(each in self.rules and not self.rules[each].cuts for each in readers)
-        return converts and bool(readers) and storage not in self._read
 
     def _check(self) -> None:
         """Check that what runs again computes the same again, and that borders can be put together."""
