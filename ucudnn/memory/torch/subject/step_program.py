@@ -111,7 +111,13 @@ def step_subject(
     beside = {_KEPT: size} if keep_gradients else {}
     for each in optimizers:
         if isinstance(each, torch.optim.LBFGS):
-            beside[_QUASI_NEWTON] = beside.get(_QUASI_NEWTON, 0) + _quasi_newton_bytes(each)
+            # It keeps two vectors for each entry of its history. It works on at most 12 more: the direction, the
+            # gradient of now and of before, differences of them, and in a line search the parameters before it and the
+            # gradients at its ends.
+            (group,) = each.param_groups
+            vectors = 2 * int(group["history_size"]) + 12
+            vector = sum(int(parameter.nbytes) for parameter in group["params"])
+            beside[_QUASI_NEWTON] = beside.get(_QUASI_NEWTON, 0) + vectors * vector
     parallel = model if isinstance(model, DistributedDataParallel) else None
     if parallel is not None:
         beside[_BUCKETS] = size
@@ -126,17 +132,6 @@ def step_subject(
         beside=beside,
         gradients_kept=keep_gradients,
     )
-
-
-def _quasi_newton_bytes(optimizer: torch.optim.LBFGS) -> int:
-    """Return the most bytes that LBFGS keeps and works on.
-
-    These are two vectors for each entry of its history, and at most 12 more: the direction, the gradient of now and of
-    before, differences of them, and in a line search the parameters before it and the gradients at its ends.
-    """
-    (group,) = optimizer.param_groups
-    size = sum(int(each.nbytes) for each in group["params"])
-    return (2 * int(group["history_size"]) + 12) * size
 
 
 @final

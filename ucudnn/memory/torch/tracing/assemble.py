@@ -110,19 +110,19 @@ def assemble(trace: Trace, subject: TracedSubject) -> TracedStep:
     touched = [storage for _, access in accesses for storage in sorted(access.reads | access.writes)]
     named = [storage for storage in roles if storage in counted]
     rows = {storage: row for row, storage in enumerate(dict.fromkeys([*named, *touched]))}
-    names = _Names(name for _, name in roles.values())
+    names, counts = {name for _, name in roles.values()}, Counter[str]()
     made: dict[int, Storage] = {}
     operations = []
     for call, access in accesses:
-        operation = _operation(call, access, rows, names, subject)
+        operation = _operation(call, access, rows, counts, subject)
         operations.append(operation)
         for storage in sorted(each for each in access.writes if each not in roles and each not in made):
-            made[storage] = _storage(trace, storage, Role.ACTIVATION, names.unique(operation.name))
+            made[storage] = _storage(trace, storage, Role.ACTIVATION, unused_name(operation.name, names))
     for storage in rows:
         if storage in roles:
             made[storage] = _storage(trace, storage, *roles[storage])
         elif trace.storages[storage].born < 0:  # it was there before, and nothing says what it is
-            made[storage] = _storage(trace, storage, Role.BUFFER, names.unique("constant"))
+            made[storage] = _storage(trace, storage, Role.BUFFER, unused_name("constant", names))
         elif trace.storages[storage].died is None:
             made[storage] = replace(made[storage], role=Role.OUTPUT)
     graph = StepGraph(
@@ -257,7 +257,11 @@ def _access(call: TracedCall, counted: Mapping[int, int]) -> _Access:
             if whole and tensor.is_dense and tensor.bytes_touched >= counted[tensor.storage]:
                 overwritten.add(tensor.storage)  # it needs nothing from before
     overwritten -= {each.storage for each in Counter(call.inputs) - Counter(written)}
-    inputs = [each for each in _inputs(call) if each.storage in counted]
+    given = call.inputs
+    if call.func is _CONVOLUTION_BACKWARD:  # a part of it does not need all that it is given
+        grad, x, weight, *_, mask = call.args
+        given = [grad, weight] if mask[0] else [grad, x]
+    inputs = [each for each in given if each.storage in counted]
     there = {each.storage for each in inputs}
     fresh = [each for each in call.outputs if each.storage in counted and each.storage not in there]
     reads = [each for each in inputs if each.storage not in overwritten]
@@ -271,25 +275,18 @@ def _access(call: TracedCall, counted: Mapping[int, int]) -> _Access:
     )
 
 
-def _inputs(call: TracedCall) -> list[TracedTensor]:
-    """Return the tensors that a call reads; for a part of a convolution's backward without what it does not need."""
-    if call.func is _CONVOLUTION_BACKWARD:
-        grad, x, weight, *_, mask = call.args
-        return [grad, weight] if mask[0] else [grad, x]
-    return call.inputs
-
-
 def _operation(
-    call: TracedCall, access: _Access, rows: Mapping[int, int], names: "_Names", subject: TracedSubject
+    call: TracedCall, access: _Access, rows: Mapping[int, int], counts: Counter[str], subject: TracedSubject
 ) -> StepOperation:
     kind = call.func._opname
-    part = ""
+    name = kind.strip("_")
     if call.func is _CONVOLUTION_BACKWARD:
-        part = "_data" if call.args[-1][0] else "_filter"
+        name += "_data" if call.args[-1][0] else "_filter"
+    counts[name] += 1
     problem = _problem(call, subject.math)
     first = next(iter(call.outputs or call.inputs), None)
     return StepOperation(
-        name=names.numbered(f"{kind.strip('_')}{part}"),
+        name=f"{name}_{counts[name] - 1}" if counts[name] > 1 else name,
         kind=f"{call.func.namespace}.{kind}",
         phase=call.phase,
         dtype="" if first is None else str(first.dtype).removeprefix("torch."),
@@ -363,17 +360,3 @@ def executable(
     sizes = {"random number generator": 0, **beside}
     found = tuple(Storage(name=name, role=Role.BUFFER, size=Affine(size)) for name, size in sizes.items())
     return replace(graph, operations=tuple(operations), storages=(*graph.storages, *found))
-
-
-@final
-class _Names:
-    def __init__(self, given: Iterable[str]) -> None:
-        self._counts = Counter[str]()
-        self._given = {*given}
-
-    def numbered(self, kind: str) -> str:
-        self._counts[kind] += 1
-        return f"{kind}_{self._counts[kind] - 1}" if self._counts[kind] > 1 else kind
-
-    def unique(self, name: str) -> str:
-        return unused_name(name, self._given)

@@ -4,7 +4,7 @@ import gc
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from pathlib import Path
 from types import FrameType
@@ -89,15 +89,11 @@ class Provenance:
     @contextmanager
     def entered(self) -> Iterator[None]:
         """Follow which module runs."""
-        hooks = []
-        for module in self._model.modules():
-            hooks.append(module.register_forward_pre_hook(self._enter))
-            hooks.append(module.register_forward_hook(self._leave, always_call=True))
-        try:
+        with ExitStack() as hooks:
+            for module in self._model.modules():
+                hooks.enter_context(module.register_forward_pre_hook(self._enter))
+                hooks.enter_context(module.register_forward_hook(self._leave, always_call=True))
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
 
     def place(self, node: Any, number: int | None) -> tuple[str, str]:
         """Return the module and the line of the operator that is about to run."""

@@ -8,6 +8,7 @@ Where the small result does not tell that order, the call runs at full size.
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from math import prod
 from typing import Any, NamedTuple
@@ -138,19 +139,14 @@ def _known(func: Any, args: Any, kwargs: Any, devices: list[str], most: int, *, 
     """Return how results lie; smaller arguments must make sense to the fake, because not all operators look at them."""
     key = _key(func, args, kwargs), *devices
     if key not in _RUN:
-        makes_sense = is_whole or _runs_on_meta(func, args, kwargs)
-        _RUN[key] = _run(func, args, kwargs, devices, most) if makes_sense else None
+        _RUN[key] = None
+        with suppress(Exception):  # whatever the fake raises of sizes that do not go together
+            if not is_whole:
+                with no_dispatch():
+                    own, named = (mapped(each, TracedTensor, TracedTensor.empty) for each in (args, kwargs))
+                    func(*own, **named)
+            _RUN[key] = _run(func, args, kwargs, devices, most)
     return _RUN[key]
-
-
-def _runs_on_meta(func: Any, args: Any, kwargs: Any) -> bool:
-    try:
-        with no_dispatch():
-            own, named = (mapped(each, TracedTensor, TracedTensor.empty) for each in (args, kwargs))
-            func(*own, **named)
-    except Exception:  # noqa: BLE001  # whatever it raises of sizes that do not go together
-        return False
-    return True
 
 
 def _smaller(given: Sequence[TracedTensor]) -> Iterator[dict[int, int]]:

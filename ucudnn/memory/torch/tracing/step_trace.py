@@ -6,7 +6,7 @@ The step is traced below autograd, so nothing is computed and no memory is taken
 import gc
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import chain
 from typing import Any, final
@@ -258,15 +258,10 @@ class StepTracing:
 
     @contextmanager
     def _noted_arrivals(self, sources: Iterable[Tensor]) -> Iterator[None]:
-        hooks = [
-            tensor.register_hook(lambda _, source=source: self._arrivals.append(source))
-            for source, tensor in enumerate(sources)
-        ]
-        try:
+        with ExitStack() as hooks:
+            for number, tensor in enumerate(sources):
+                hooks.enter_context(tensor.register_hook(lambda _, source=number: self._arrivals.append(source)))
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
 
     def _built(
         self,
