@@ -98,20 +98,13 @@ class Agreement:
             return costs
         self.check_same(structure(graph), "step")
         every: list[Costs] = exchange(costs)
-        own = every[0]
-        return replace(
-            own,
-            time_ms=tuple(map(max, zip(*(each.time_ms for each in every), strict=True))),
-            scratch_bytes=tuple(map(max, zip(*(each.scratch_bytes for each in every), strict=True))),
-            issue_ms=tuple(map(max, zip(*(each.issue_ms for each in every), strict=True))),
-            offload_bytes_per_ms=min(each.offload_bytes_per_ms for each in every),
-            prefetch_bytes_per_ms=min(each.prefetch_bytes_per_ms for each in every),
-            memory_bytes=min(each.memory_bytes for each in every),
-            contention=max(each.contention for each in every),
-            scratch_pieces=own.scratch_pieces
-            if all(each.scratch_pieces == own.scratch_pieces for each in every)
-            else {},
-        )
+        alike = all(each.scratch_pieces == every[0].scratch_pieces for each in every)
+        found: dict[str, Any] = {"scratch_pieces": every[0].scratch_pieces if alike else {}}
+        for name in ("time_ms", "scratch_bytes", "issue_ms"):
+            found[name] = tuple(map(max, zip(*(getattr(each, name) for each in every), strict=True)))
+        for name in ("offload_bytes_per_ms", "prefetch_bytes_per_ms", "memory_bytes"):
+            found[name] = min(getattr(each, name) for each in every)
+        return replace(every[0], **found, contention=max(each.contention for each in every))
 
     def stated(self, stated: StatedBudget) -> StatedBudget:
         """Return the budget of the rank that it leaves the fewest bytes for tensors."""

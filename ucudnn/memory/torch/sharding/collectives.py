@@ -99,7 +99,7 @@ def group_of(mesh: DeviceMesh, timeout: timedelta, roll: RollCall, backend: str 
 def numbers(group: Any, number: int) -> list[int]:
     """Return what number each rank of a group of CPUs gives, in their order, with the same errors as `exchanged`."""
     found = torch.zeros(dist.get_world_size(group), dtype=torch.int64)
-    together(group, _GATHER, found, torch.tensor([number]))
+    started(group, _GATHER, found, torch.tensor([number]))()
     return [*map(int, found)]
 
 
@@ -110,21 +110,19 @@ def exchanged(group: Any, value: Any) -> list[Any]:
         FittedStepError: if a rank has not taken part; it names the rank in one line.
     """
     found = [None] * dist.get_world_size(group)
-    together(group, lambda group: dist.all_gather_object(found, value, group=group))
+    started(group, lambda group: dist.all_gather_object(found, value, group=group))()
     return found
 
 
-def together(group: Any, collective: Callable[..., Any], *tensors: Tensor, **options: Any) -> None:
-    """Run a collective of `torch.distributed`, the tensor with its result first.
+def started(group: Any, collective: Callable[..., Any], *tensors: Tensor, **options: Any) -> Callable[[], None]:
+    """Start a collective of `torch.distributed`, the tensor with its result first.
+
+    Returns:
+        What waits until it has ended, and nothing but the caller holds its tensors.
 
     Raises:
-        FittedStepError: if a rank has not taken part; it names the rank in one line.
+        FittedStepError: here or there, if a rank has not taken part; it names the rank in one line.
     """
-    started(group, collective, *tensors, **options)()
-
-
-def started(group: Any, collective: Callable[..., Any], *tensors: Tensor, **options: Any) -> Callable[[], None]:
-    """Start a collective as `together` does, and return what waits until nothing but the caller holds its tensors."""
     before = [*map(_holders, tensors[:1])]
     given = [each.detach() for each in tensors]  # which nobody else has
     left = [ref(each) for each in given if each.device.type == "cpu"]

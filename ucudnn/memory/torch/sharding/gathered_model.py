@@ -58,7 +58,11 @@ class GatheredModel(nn.Module):
         self._casts = partial(_cast, given), partial(_cast, precision.output_dtype)
         self._way = way = _Way(dist.get_world_size(group), group.group_name, precision.param_dtype, reduced)
 
-        together = buckets(shards, lambda each: each.outside.numel() * each.outside.element_size(), _kind)
+        def kind(shard: ParameterShard) -> object:
+            has_rows = shard.is_split and shard.outside.numel() > 0
+            return (shard.inside.dtype, shard.outside.requires_grad) if has_rows else None
+
+        together = buckets(shards, lambda each: each.outside.numel() * each.outside.element_size(), kind)
 
         @contextmanager
         def whole() -> Iterator[None]:
@@ -244,11 +248,6 @@ def _padded(gradient: Tensor, way: _Way) -> Tensor:
     padded = gradient.new_zeros((-(-rows // way.ranks) * way.ranks, *gradient.shape[1:]))
     padded[:rows].copy_(gradient)
     return padded
-
-
-def _kind(shard: ParameterShard) -> object:
-    has_rows = shard.is_split and shard.outside.numel() > 0
-    return (shard.inside.dtype, shard.outside.requires_grad) if has_rows else None
 
 
 def _averaged(gradient: Tensor, rows: int | None, way: _Way, dtype: torch.dtype) -> Tensor:
