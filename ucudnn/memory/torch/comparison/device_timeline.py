@@ -159,26 +159,17 @@ def measure_memory(step: TrainingStep, fitted: FittedStep, library: int) -> tupl
     begins = {action: begin for queue, action, begin, _ in fitted.simulation.timeline if queue is Queue.COMPUTE}
     graph = fitted.plan.graph
     ran = [(index, target) for index, (kind, target) in enumerate(fitted.plan.actions) if kind in COMPUTES]
-    found: list[OperationMemory] = []
+    found: list[tuple[str, float, int, int]] = []
     update: list[tuple[float, int]] = []
     for (action, target), predicted in zip(ran, fitted.simulation.running_bytes, strict=True):
-        if f"{MARK}{action}" in marks:
-            found.append(
-                OperationMemory(
-                    operation=graph.operation_name(target),
-                    begin_ms=begins[action],
-                    predicted_bytes=predicted + library,
-                    measured_bytes=marks[f"{MARK}{action}"],
-                )
-            )
+        if (mark := f"{MARK}{action}") in marks:
+            found.append((graph.operation_name(target), begins[action], predicted + library, marks[mark]))
         else:
             update.append((begins[action], predicted + library))
     measured = [size for name, size in marks.items() if name.startswith(_UPDATE)]
     if update and measured:
-        begin, predicted = update[0][0], max(size for _, size in update)
-        found.append(
-            OperationMemory(
-                operation="optimizer", begin_ms=begin, predicted_bytes=predicted, measured_bytes=max(measured)
-            )
-        )
-    return tuple(found)
+        found.append(("optimizer", update[0][0], max(size for _, size in update), max(measured)))
+    return tuple(
+        OperationMemory(operation=name, begin_ms=begin, predicted_bytes=predicted, measured_bytes=size)
+        for name, begin, predicted, size in found
+    )

@@ -161,7 +161,11 @@ class PolicyTrial:
         moved, retries = _moved(fitted), self._retries()
         times = self._timed(planned)
         offloaded, prefetched = (after - before for after, before in zip(_moved(fitted), moved, strict=True))
-        allocated, reserved = self._peaks(planned)
+        if self._on_gpu:
+            allocated = torch.cuda.max_memory_allocated(self._device)
+            reserved: int | None = torch.cuda.max_memory_reserved(self._device)
+        else:  # in one more step
+            allocated, reserved = peak_bytes(planned), None
         retries = None if retries is None else (self._retries() or 0) - retries
         outside = self._reach("timed steps")  # before a profiler of ours takes some
         timeline = measure_timeline(lambda: self._take(planned), self._device, fitted and fitted.transfers)
@@ -270,12 +274,6 @@ class PolicyTrial:
             marks.append(mark(self._device))
         self._wait()
         return [passed_ms(*pair) for pair in pairwise(marks)]
-
-    def _peaks(self, step: TrainingStep) -> tuple[int, int | None]:
-        """Return the most bytes allocated and reserved during the timed steps; on a CPU in one more step."""
-        if self._on_gpu:
-            return torch.cuda.max_memory_allocated(self._device), torch.cuda.max_memory_reserved(self._device)
-        return peak_bytes(step), None
 
     def _retries(self) -> int | None:
         return int(torch.cuda.memory_stats(self._device)["num_alloc_retries"]) if self._on_gpu else None

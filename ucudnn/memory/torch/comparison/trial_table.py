@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any, final
 
 from ucudnn.errors import InvalidValueError
@@ -75,7 +76,8 @@ def compare_trials(
         progress(0, f"training with {name}")
         results.append(run(replace(settings, policy=name)))
         progress(1, "")
-    return TrialTable(settings=settings, results=tuple(sorted(results, key=_rank)))
+    slowest_first = sorted(results, key=lambda each: -each.figures.step_ms if each.figures is not None else -inf)
+    return TrialTable(settings=settings, results=tuple(slowest_first))
 
 
 def trial_policy(name: str) -> str:
@@ -91,10 +93,6 @@ def trial_policy(name: str) -> str:
         except InvalidValueError as error:
             raise InvalidValueError(f"{error}, {', '.join(FAMILIES)}, auto, {PYTORCH}") from None
     return found
-
-
-def _rank(result: TrialResult) -> tuple[bool, float]:
-    return result.figures is not None, -result.figures.step_ms if result.figures is not None else 0.0
 
 
 def _cells(result: TrialResult) -> list[str]:

@@ -23,7 +23,7 @@ from ucudnn.errors import InvalidValueError, SettingsError, UcudnnError
 from ucudnn.execution.plan import Plan, make_plan
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.torch.convolutions.planned_convolution import PlannedConvolution
-from ucudnn.memory.torch.convolutions.step_kernel import StepKernel, operand_bytes, step_kernels
+from ucudnn.memory.torch.convolutions.step_kernel import StepKernel, step_kernels
 from ucudnn.memory.torch.device.allocator import allocator_cap
 from ucudnn.memory.torch.measuring.measure import memory_bytes
 from ucudnn.memory.torch.measuring.operation_costs import measure_operator
@@ -88,8 +88,9 @@ class ConvolutionChoices:
         if device.type == "cuda":
             room -= torch.cuda.memory_allocated(device)
         problems = dict.fromkeys(kernel.problem for kernel in self.kernels.values())
-        requests = {problem: self._request(problem, room) for problem in problems}
-        requests = {problem: request for problem, request in requests.items() if request.limit_bytes >= 0}
+        most = self._settings.workspace_limit_bytes if "workspace_limit_bytes" in self._settings.names else room
+        limits = {each: min(most, room - (each.x_bytes + each.w_bytes + each.y_bytes)) for each in problems}
+        requests = {each: request_of(each, self._settings, limit) for each, limit in limits.items() if limit >= 0}
         with allocator_cap(device) as allow:
             allow(None if tensor_bytes is None else room)
             fronts = self._fronts(requests, stages or Stages())
@@ -131,12 +132,6 @@ class ConvolutionChoices:
         if device.type != "cuda":
             return open_device(self._settings, -1)
         return open_device(self._settings, torch.cuda.current_device() if device.index is None else device.index)
-
-    def _request(self, problem: ConvolutionProblem, room: int) -> Request:
-        limit = room - operand_bytes(problem)
-        if "workspace_limit_bytes" in self._settings.names:
-            limit = min(limit, self._settings.workspace_limit_bytes)
-        return request_of(problem, self._settings, limit)
 
     def _fronts(
         self, requests: Mapping[ConvolutionProblem, Request], stages: Stages

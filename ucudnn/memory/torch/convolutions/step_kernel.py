@@ -112,8 +112,3 @@ def _alignment(tensors: list[TracedTensor]) -> int:
     for tensor in tensors:
         low |= tensor.offset * tensor.dtype.itemsize
     return low & -low
-
-
-def operand_bytes(problem: ConvolutionProblem) -> int:
-    """Return the bytes of the three tensors of a problem."""
-    return problem.x_bytes + problem.w_bytes + problem.y_bytes

@@ -192,7 +192,13 @@ def make_step(recipe: TrainingRecipe, device: torch.device, *, foreach: bool | N
     """
     model = _make_model(recipe, device)
     with running(f"an input of {'x'.join(map(str, (recipe.batch, *recipe.shape)))}"):
-        x = _make_input(recipe, model, device)
+        x: Tensor
+        if recipe.tokens:
+            sizes = [module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)]
+            x = torch.randint(max(sizes, default=2), (recipe.batch, *recipe.shape), device=device)
+        else:
+            x = torch.randn((recipe.batch, *recipe.shape), device=device, dtype=DTYPES[recipe.variant.dtype])
+            x = _converted(x, x.dtype, device, last=recipe.variant.channels_last)
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
     if recipe.autocast is not None:
         dtype = DTYPES[recipe.autocast]
@@ -271,15 +277,6 @@ def _converted(value: Tensor, dtype: torch.dtype, device: torch.device, *, last:
     """Return a tensor on a device, in a type if it is of floating point, and with channels last where it has some."""
     form = _FORMATS.get(value.dim(), torch.contiguous_format) if last else torch.preserve_format
     return value.to(device, dtype if value.is_floating_point() else value.dtype, memory_format=form)
-
-
-def _make_input(recipe: TrainingRecipe, model: nn.Module, device: torch.device) -> Tensor:
-    shape = (recipe.batch, *recipe.shape)
-    if recipe.tokens:
-        sizes = [module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)]
-        return torch.randint(max(sizes, default=2), shape, device=device)
-    x = torch.randn(shape, device=device, dtype=DTYPES[recipe.variant.dtype])
-    return _converted(x, x.dtype, device, last=recipe.variant.channels_last)
 
 
 def _called(recipe: TrainingRecipe, model: Callable[[Tensor], Any], x: Tensor) -> Any:
