@@ -55,11 +55,9 @@ class SwapPolicy:
             check_need("swap", graph, simulate(plan, costs).peak_bytes, budget)
             return plan
         if self.threshold_bytes is None and budget is not None:
-
-            def exceeds(count: int) -> bool:
-                return max(_settled(graph, costs, swaps[count:]), default=0) > budget
-
-            gone = swaps[bisect_left(range(1, len(swaps) + 1), True, key=exceeds) :]
+            counts = range(1, len(swaps) + 1)
+            most = bisect_right(counts, budget, key=lambda count: max(_settled(graph, costs, swaps[count:]), default=0))
+            gone = swaps[most:]
         least = max(_settled(graph, costs, gone), default=measure_liveness(graph, costs).peak_bytes)
         cap = least if budget is None else budget
         check_need("swap-capped", graph, least, cap)

@@ -85,6 +85,11 @@ def kept_costs(files: StepFiles, program: StepProgram, measure: Callable[[Costs 
     return measure(costs) if is_known else costs
 
 
+def _near(budget: int) -> float:
+    """Return for how many bytes at least a plan was made that counts within a budget; kernels take some of it."""
+    return budget - max(0.02 * budget, min(_LOADED, 0.05 * budget))
+
+
 @final
 class KeptPlans:
     """Makes plans of a step, unless an earlier process did.
@@ -119,8 +124,7 @@ class KeptPlans:
         def read(value: Any) -> MemoryPlan | None:
             plan, made_within = self._decoded(value, budget), whole(value["bytes"], "budget")
             done, before = simulate(plan, self._costs), number(value["slowdown"], "slowdown")
-            kernels = 0 if budget is None else max(0.02 * budget, min(_LOADED, 0.05 * budget))  # take some of it
-            over = budget is not None and (done.peak_bytes > budget or made_within < budget - kernels)
+            over = budget is not None and (done.peak_bytes > budget or made_within < _near(budget))
             if over or (host_bytes is not None and done.pinned_bytes > host_bytes):
                 return None
             if self._slowdown(plan, room) > _SLOWER * before:  # it is infinite where there is no room
