@@ -198,8 +198,8 @@ plan resnet50 --json --csv | --csv has no effect with --json
 why my_models.py:net | my_models.py:net: give a module in place of a file: my_models:net
 why ./models/mine.py:net | give a module in place of a file: models.mine:net
 plan resnet50 --policy no_such:Mine | cannot be loaded: No module named 'no_such': no such file in this folder
-plan {LONG} | cannot be read: [Errno 36] File name too long
-why resnet50 --device {LONG} | cannot be read: [Errno 36] File name too long
+plan {LONG} | cannot be read: File name too long
+why resnet50 --device {LONG} | cannot be read: File name too long
 plan {LONG}:net --json --csv | --csv has no effect with --json
 why resnet50 --plot peak.txt | peak.txt is no name of a picture
 why resnet50 --plot no/peak.png | no/peak.png cannot be written: there is no folder no

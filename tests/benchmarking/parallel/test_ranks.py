@@ -20,7 +20,8 @@ from tests.support.operands import QUICK
 from tests.support.problems import make_problem
 from ucudnn import Handle
 from ucudnn.backends.cpu.backend import CpuBackend
-from ucudnn.benchmarking.benchmark import Benchmark, open_parallel
+from ucudnn.benchmarking.benchmark import Benchmark
+from ucudnn.benchmarking.factory import open_parallel
 from ucudnn.benchmarking.measurer import Measurer
 from ucudnn.benchmarking.parallel import processes as processes_module
 from ucudnn.benchmarking.parallel.partition import Partition, by_operation
