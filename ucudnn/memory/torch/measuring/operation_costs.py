@@ -155,17 +155,18 @@ def _with_copies(program: StepProgram, costs: Costs, rooms: Sequence[int] | None
     cpu, size = torch.device("cpu"), _copied_bytes(None if rooms is None else max(rooms, default=0))
     links = bandwidth(program.device, cpu, size), bandwidth(cpu, program.device, size)
     on_gpu = program.device.type == "cuda"
-    contention = _contention(program, costs.time_ms, rooms, size, min(links)) if on_gpu else costs.contention
+    contention = _contention(program, costs.time_ms, rooms, min(links)) if on_gpu else costs.contention
     return replace(costs, offload_bytes_per_ms=links[0], prefetch_bytes_per_ms=links[1], contention=contention)
 
 
 def _contention(
-    program: StepProgram, times: Sequence[float], rooms: Sequence[int] | None, size: int, bytes_per_ms: float
+    program: StepProgram, times: Sequence[float], rooms: Sequence[int] | None, bytes_per_ms: float
 ) -> float:
     """Return how many times as long the operations take beside copies that take the most time of a step; at least 1.
 
-    Operations that have no room beside what is copied, some bytes, are passed over.
+    Operations that have no room beside what is copied are passed over.
     """
+    size = _copied_bytes(None if rooms is None else max(rooms, default=0))
     copies = CopiesBeside(program.device, size, bytes_per_ms)
     alone = beside = 0.0
     kinds = sorted(alike_operations(program).values(), key=lambda alike: -sum(times[each] for each in alike))
