@@ -26,6 +26,11 @@ def holders(storage: torch.UntypedStorage) -> int:
     return int(_use_count(storage._cdata)) - _alone()
 
 
+def is_plain(tensor: Tensor) -> bool:
+    """Return whether a tensor is a part of one storage, with a shape and strides."""
+    return type(tensor) is Tensor and tensor.layout is torch.strided and not tensor.is_nested
+
+
 @final
 class GatheredGradients:
     """Gradients of a backward that lie in one storage until it ends, so that the memory between them is one piece.
@@ -85,8 +90,7 @@ class GatheredGradients:
                 each.data = each.detach().clone()
 
     def _owns_large_storage(self, tensor: Tensor) -> bool:
-        plain = type(tensor) is Tensor and tensor.layout is torch.strided and tensor.device == self._device
-        if not plain or tensor.requires_grad:
+        if not is_plain(tensor) or tensor.device != self._device or tensor.requires_grad:
             return False
         storage = tensor.untyped_storage()
         return storage.nbytes() == tensor.nbytes > _SMALL_BYTES and holders(storage) == 1

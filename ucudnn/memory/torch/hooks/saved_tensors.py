@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ucudnn.errors import FittedStepError
-from ucudnn.memory.torch.device.storages import holders
+from ucudnn.memory.torch.device.storages import holders, is_plain
 from ucudnn.memory.torch.hooks.host_store import HostPiece
 from ucudnn.torch.device.compilation import never_compiled
 
@@ -23,11 +23,7 @@ def _nothing(dtype: torch.dtype, device: torch.device) -> Tensor:
 
 def storage_key(tensor: Tensor) -> int | None:
     """Return what tells a plain tensor's storage from others that exist; None for a tensor of another kind."""
-    return tensor.untyped_storage()._cdata if _is_plain(tensor) else None
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    return type(tensor) is Tensor and tensor.layout is torch.strided and not tensor.is_nested
+    return tensor.untyped_storage()._cdata if is_plain(tensor) else None
 
 
 @final
@@ -39,7 +35,7 @@ class VersionCheck:
     def __init__(self, tensor: Tensor) -> None:
         self.version, self.form = tensor._version, (tensor.dtype, _shape(tensor))
         self._counter = tensor.detach()
-        if _is_plain(tensor):  # the counter stays that of the tensor
+        if is_plain(tensor):  # the counter stays that of the tensor
             self._counter.data = _nothing(tensor.dtype, tensor.device)
 
     def check(self) -> None:
