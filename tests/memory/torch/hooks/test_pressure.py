@@ -93,6 +93,19 @@ def test_the_first_step_leaves_more_free():
     assert seen == [int(CAP * 0.85), int(CAP * 0.98), int(CAP * 0.98)]
 
 
+@pytest.mark.parametrize(("pieces", "margin"), [((CAP // 4, CAP // 8), 0.045), ((3 * CAP,), 0.15), ((), 0.02)])
+def test_holes_are_as_large_as_the_largest_piece_of_the_first_step_asks(pieces, margin):
+    found = Pressure(Alive(), CAP, 0.02, 0.15)
+    for each in pieces:
+        found.takes(object(), each)
+    limits = []
+    for later in (CAP, CAP // 2):
+        found.end_step(tries=False)
+        limits.append(found.limit)
+        found.takes(object(), later)  # counts in the first step only, because a choice of modules follows it
+    assert limits == [int(CAP * (1 - margin))] * 2
+
+
 @pytest.mark.parametrize("state", [{"learning": True}, {"tries": True}])
 def test_relief_shows_nothing_while_a_step_is_learned_or_tried(state):
     found = pressure(learning=state.get("learning", False))

@@ -70,13 +70,15 @@ class GatheredGradients:
         for each in gradients:
             ends.append(ends[-1] + -(-each.nbytes // _ALIGNED_BYTES) * _ALIGNED_BYTES)
         with suppress(torch.OutOfMemoryError), torch.no_grad(), _disable_current_modes():  # nothing leaves for it
-            self._end_work()
             storage = torch.empty(ends[-1], dtype=torch.uint8, device=self._device).untyped_storage()
-            copies = []
-            for each, at in zip(gradients, ends, strict=False):
-                place = at // each.element_size(), each.shape, each.stride()
-                copies.append(torch.empty(0, dtype=each.dtype, device=each.device).set_(storage, *place))
-                copies[-1].copy_(each)
+            copies = [
+                torch.empty(0, dtype=each.dtype, device=each.device).set_(
+                    storage, at // each.element_size(), each.shape, each.stride()
+                )
+                for each, at in zip(gradients, ends, strict=False)
+            ]
+            self._end_work()
+            torch._foreach_copy_(copies, [*gradients])
             self._end_work()
             for each, copy in zip(gradients, copies, strict=True):
                 each.data = copy

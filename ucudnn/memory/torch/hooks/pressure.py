@@ -14,6 +14,7 @@ from ucudnn.torch.device.compilation import never_compiled
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 _MORE_MARGIN, _MOST_MARGIN = 0.015, 0.15  # shares of the cap
+_PIECE_HOLES = 0.1  # of the largest piece that a convolution asks for; the allocator finds it where holes are larger
 _MOST_CHANGE = 8  # a step that had this part of the limit too many is another one than was learned
 _TARGET_PART = 64  # of the limit that a step is to leave free, so that small changes need no other choice
 _UNKNOWN = 16  # a module that did not run yet takes this part of the limit
@@ -147,7 +148,7 @@ class Pressure:
         self.alive, self.learning, self.in_backward, self.differs = alive, True, False, False
         self.demand: list[int] = []
         self.follow: Callable[[], None] = lambda: None
-        self.relieved = self.failed = self.away = self.most = self._most_taken = 0
+        self.relieved = self.failed = self.away = self.most = self._most_taken = self._piece = 0
         self._next_margin: float | None = min(margin, _MOST_MARGIN)
         self._margin, self._spread = max(first_margin, self._next_margin), 0
         # Bytes taken for a while, and those with results, in forward or backward, by the owner of what is saved.
@@ -198,6 +199,7 @@ class Pressure:
         """Note bytes that a convolution of an owner takes for a while; return whether none was seen to take as many."""
         key = (self.in_backward, owner)
         is_new = key not in self._convolving or self._grown[key] < size
+        self._piece = max(self._piece, size)
         self._convolving.add(key)
         for each in (self._taken, self._grown):
             each[key] = max(each.get(key, 0), size)
@@ -276,7 +278,8 @@ class Pressure:
             more = self.relieved if helped else max(0, self.relieved - self._answered)
             self._spread, self._answered = min(self._spread + more, self.limit // _MOST_CHANGE), self.relieved
         if self._next_margin is not None:
-            self._margin, self._next_margin = self._next_margin, None
+            margin, self._next_margin = self._next_margin + _PIECE_HOLES * self._piece / max(self.cap, 1), None
+            self._margin = min(_MOST_MARGIN, margin)
             self.allow(self.cap)
         if holes or (self.failed and not self.learning and not tries):
             self._unmapped = 0.0
