@@ -19,7 +19,7 @@ def gathered(parameters, after=()):
     found.begin(parameters)
     for each, gradient in later:
         each.grad = gradient
-    found.gather(found.new(parameters))
+    found.gather(found.new())
     return found
 
 
@@ -79,11 +79,19 @@ def test_gradients_that_others_may_know_or_that_are_small_stay_where_they_are():
 def test_nothing_moves_unless_backward_has_begun_or_while_others_wait_for_this_process(monkeypatch):
     parameters = [with_gradient(torch.randn(LARGE)) for _ in range(2)]
     found = GatheredGradients(CPU)
-    assert found.new(parameters) == []
-    found.begin([])
-    assert len(found.new(parameters)) == 2
+    assert found.new() == []
+    gradients = [each.grad for each in parameters]
+    for each in parameters:
+        each.grad = None
+    found.begin(parameters)
+    for each, gradient in zip(parameters, gradients, strict=True):
+        each.grad = gradient
+    assert len(found.new()) == 2
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    assert found.new(parameters) == []
+    assert found.new() == []
+    monkeypatch.undo()
+    found.end()
+    assert found.new() == []
 
 
 @pytest.mark.parametrize("refused", ["empty", "clone"])

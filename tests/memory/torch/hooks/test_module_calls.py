@@ -131,6 +131,32 @@ def test_while_steps_need_nothing_hooks_see_few_tensors_and_another_size_shows_t
     assert 0 < packs[14] < 0.8 * first
 
 
+def test_nobody_makes_room_within_a_module_whose_tensors_stay(packs, monkeypatch):
+    class Deep(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(20)))
+            self.last = nn.Linear(WIDTH, 40 * WIDTH)
+
+        def forward(self, x):
+            return self.last(self.layers(x)).exp().sin().tanh()
+
+    rooms, relieve, model = [0], SavedMemory.relieve, Deep()
+    with budget("1GiB") as within:
+        trained(model, [ROWS])
+    monkeypatch.setattr(SavedMemory, "relieve", lambda self: rooms.append(rooms.pop() + 1) or relieve(self))
+    with budget(int(1.3 * within.peak_bytes)) as within:
+        for _ in range(9):
+            rooms.append(0)
+            trained(model, [ROWS], packs)
+        uses = within._begun.calls._uses
+        assert uses[model.layers].stays
+        assert uses[model.layers[3]].stays
+        assert not uses[model].stays
+    assert rooms[2] > 40
+    assert 0 < rooms[-1] <= 8
+
+
 def test_calls_that_are_repeated_drop_what_they_save_while_hooks_see_few_tensors(packs, monkeypatch):
     monkeypatch.setattr(HostStore, "ms_per_byte", 1.0)  # copies are dear, so calls are repeated
     rows = [ROWS] * 20

@@ -3,6 +3,7 @@
 import copy
 import itertools
 import random
+import sys
 import time  # noqa: F401  # in lines of modules
 
 import numpy
@@ -29,13 +30,23 @@ def new_memory(module):
     return memory
 
 
+SIZE = 0
+
+
+@pytest.fixture(autouse=True, params=[100, 2**18])
+def size(request, monkeypatch):
+    """Let calls say that they save so many bytes: a small part of the limit stays when it is saved again."""
+    monkeypatch.setattr(sys.modules[__name__], "SIZE", request.param)
+    return request.param
+
+
 def repeated(module, *args, memory=None, tried=None, **kwargs):
     """Call a module so that backward calls it again; return its output."""
 
     def run(module, *args, **kwargs):
         return module(*args, **kwargs)
 
-    return RepeatedCall(memory or new_memory(module), run, module, 100, tried)(args, kwargs)
+    return RepeatedCall(memory or new_memory(module), run, module, SIZE, tried)(args, kwargs)
 
 
 NUMBERS, STATE, GENERATOR = itertools.count(), {"calls": 0}, torch.Generator()
@@ -179,7 +190,7 @@ def test_a_repeated_call_saves_nothing_and_gives_the_same_gradients():
         found[-1] = [each.clone() for each in found[-1]]
         assert torch.equal(torch.get_rng_state(), state)
     assert_same_bits(*found)
-    assert memory.recomputed[module] == 100
+    assert memory.recomputed[module] == SIZE
 
 
 OUTSIDE = [1, 2]
@@ -242,3 +253,14 @@ def test_hooks_and_compiled_modules_are_called_once():
     assert not may_be_repeated(nn.Sequential(torch.compile(module, backend="aot_eager")))
     module[0].register_forward_hook(lambda *_: None)
     assert not may_be_repeated(module)
+
+
+def test_what_a_large_call_saves_again_can_leave_and_what_a_small_one_saves_stays(size):
+    module, seen = nn.Sequential(nn.Linear(WIDTH, 64), nn.Tanh(), nn.Linear(64, WIDTH), nn.Tanh()), []
+    memory = new_memory(module)
+    y = repeated(module, torch.randn(64, WIDTH), memory=memory)
+    given = sum(memory.owners().values())
+    hidden = y.grad_fn.next_functions[0][0]
+    hidden.register_prehook(lambda *_: seen.append(sum(memory.owners().values()) - given))
+    y.sum().backward()
+    assert [each >= 64 * 64 * 4 for each in seen] == [size == 2**18]

@@ -280,6 +280,21 @@ def test_somebody_looks_again_when_backward_has_read_some_more_because_not_all_t
     assert memory.pressure.away == away - 3 * 2000
 
 
+def test_what_lacked_is_told_apart_from_the_whole_storages_that_left():
+    alive = Saved()
+    alive.memory = memory = SavedMemory(CPU, Pressure(alive, 10_000, 0.0), LateStore(random.Random(0)))
+    memory.pressure.learning = False
+    saved = [memory.pack(torch.randn(1000)) for _ in range(2)]
+    assert (memory.pressure.relieved, memory.pressure.lacked) == (0, 0)
+    saved.append(memory.pack(torch.randn(550)))
+    assert (memory.pressure.relieved, memory.pressure.lacked) == (4000, 200)
+    memory.free(5000)
+    assert (memory.pressure.relieved, memory.pressure.lacked) == (4000 + 6200, 5200)
+    memory.free(5000)
+    assert memory.pressure.lacked == 5200  # nothing is left
+    memory.settle()
+
+
 def test_hooks_are_to_see_all_who_save_what_could_leave():
     memory = SavedMemory(CPU, Pressure(Saved(), 64_000, 0.0), HostStore(CPU, 2**30))
     saved = []

@@ -40,23 +40,24 @@ class GatheredGradients:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._before: set[int] | None = None  # gradients that there were when backward began
+        # Parameters that may get a gradient to gather, and which one each had when backward began.
+        self._awaited: list[tuple[Tensor, int]] = []
         self._gathered: list[Tensor] = []
 
     def begin(self, parameters: Iterable[Tensor]) -> None:
         """Note the gradients that there are, which stay where they are, because programs may know where."""
-        self._before = {id(each) for each in _gradients(parameters)}
+        large = (each for each in parameters if each.nbytes > _SMALL_BYTES and each.is_leaf)
+        self._awaited = [(each, id(each.grad)) for each in large]
 
-    def new(self, parameters: Iterable[Tensor]) -> list[Tensor]:
+    def new(self) -> list[Tensor]:
         """Return gradients above 1 MiB that this backward has made; none where a copy of them would not be safe.
 
         While torch.distributed is in use, a GPU may wait for another one that waits for this backward.
         """
-        before = self._before
-        is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-        if before is None or is_distributed:
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
             return []
-        return [each for each in _gradients(parameters) if id(each) not in before and self._owns_large_storage(each)]
+        made = [each.grad for each, before in self._awaited if each.grad is not None and id(each.grad) != before]
+        return [each for each in made if self._owns_large_storage(each)]
 
     def gather(self, gradients: Sequence[Tensor]) -> None:
         """Move gradients into one storage.
@@ -86,7 +87,7 @@ class GatheredGradients:
 
     def end(self) -> None:
         """Give gradients storages of their own again, as far as the device has memory for them."""
-        self._before, gathered, self._gathered = None, self._gathered, []
+        self._awaited, gathered, self._gathered = [], self._gathered, []
         with suppress(torch.OutOfMemoryError), torch.no_grad(), _disable_current_modes():
             for each in gathered:
                 each.data = each.detach().clone()
@@ -101,6 +102,3 @@ class GatheredGradients:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
-
-def _gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
-    return [each.grad for each in parameters if each.is_leaf and each.grad is not None]

@@ -110,33 +110,42 @@ class ModuleCalls:
             return _plain(module, *args, **kwargs)
         use = self._uses.get(module) or self._met(module)
         memory, before, hooked = self._memory, self._memory.owner, self._hooked()
+        if hooked is False and self.depth and use.stays and not use.repeated:
+            if not module._modules:
+                self._look()
+            return _plain(module, *args, **kwargs)
         if not self.depth:
             self.begin()
             self._compare_sizes(use, args, kwargs)
             if hooked is False:  # the program's hooks were before them when the last call ended
-                hooked = self._hook(on=True)
+                self._turn_hooks(on=True)
+                hooked = True
         if use.stays is hooked:
-            self._hook(on=not use.stays)
+            self._turn_hooks(on=not use.stays)
         memory.owner = module
         self.depth += 1
         try:
-            if not module._modules or memory.pressure.convolution_bytes(module):
-                if self._alike >= _ALIKE:
-                    self._look()
-                begin = perf_counter() if memory.pressure.learning else 0.0
-                memory.relieve()
-                self._following_s += perf_counter() - begin if begin else 0.0
-            if use.repeated:
-                tried = self._tried if use.same_bits is None else None
-                return RepeatedCall(memory, self._quietly, module, use.size, tried)(args, kwargs)
-            if memory.pressure.learning:
-                return self._recorded(use, module, args, kwargs)
-            return _plain(module, *args, **kwargs)
+            return self._called(use, module, args, kwargs)
         finally:
             self.depth -= 1
             memory.owner = before
-            if hooked is not None and self._hooked() is not hooked:
-                self._hook(on=hooked)
+            if hooked is not None and self._hooked() is (not hooked):
+                self._turn_hooks(on=hooked)
+
+    def _called(self, use: ModuleUse, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        memory = self._memory
+        if not module._modules or memory.pressure.convolution_bytes(module):
+            if self._alike >= _ALIKE:
+                self._look()
+            begin = perf_counter() if memory.pressure.learning else 0.0
+            memory.relieve()
+            self._following_s += perf_counter() - begin if begin else 0.0
+        if use.repeated:
+            tried = self._tried if use.same_bits is None else None
+            return RepeatedCall(memory, self._quietly, module, use.size, tried)(args, kwargs)
+        if memory.pressure.learning:
+            return self._recorded(use, module, args, kwargs)
+        return _plain(module, *args, **kwargs)
 
     def end_step(self, *, needs_little: bool) -> None:
         """Note that a step has ended, and whether hardly anything had to leave, and nothing failed or was learned."""
@@ -178,10 +187,9 @@ class ModuleCalls:
     def _look(self) -> None:
         """Let the hooks see all if more is alive than at this call of the step before they began to see few."""
         self._leaves += 1
-        at, rest = divmod(self._leaves, _LOOKED_AT)
-        if rest:
+        if self._leaves % _LOOKED_AT:
             return
-        pressure = self._memory.pressure
+        at, pressure = self._leaves // _LOOKED_AT, self._memory.pressure
         pressure.grew(pressure.limit)  # so that relief looks: what hooks do not see counts for nobody
         self._memory.relieve()
         if self._alike == _ALIKE:
@@ -194,15 +202,14 @@ class ModuleCalls:
         top = _top_hooks()
         return False if top is None else (top == self._hooks or None)
 
-    def _hook(self, *, on: bool) -> bool | None:
-        """Turn the hooks of this thread on or off, unless the program's are before them; return whether they are on."""
-        if on and self._hooked() is False:
+    def _turn_hooks(self, *, on: bool) -> None:
+        """Turn the hooks of this thread on that were off, or off that were on."""
+        if on:
             _hooks._push_saved_tensors_default_hooks(*self._hooks)
-        elif not on and self._hooked():
-            _hooks._pop_saved_tensors_default_hooks()
-            if _top_hooks() is not None:  # hooks around the block, which are not to see these tensors
-                _hooks._push_saved_tensors_default_hooks(*self._hooks)
-        return self._hooked()
+            return
+        _hooks._pop_saved_tensors_default_hooks()
+        if _top_hooks() is not None:  # hooks around the block, which are not to see these tensors
+            _hooks._push_saved_tensors_default_hooks(*self._hooks)
 
     def choose(self, most_ms_per_byte: float) -> None:
         """Choose more modules that are repeated, by the last step that was recorded.

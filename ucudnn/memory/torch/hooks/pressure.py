@@ -138,7 +138,8 @@ class Pressure:
         differs: whether the last step had far more too many than the one that was learned.
         steady: whether nothing failed in the last step, and no more had to go than in the one before.
         needs_little: whether hardly anything had to go in the last step, nothing failed, and holes were as before.
-        relieved: bytes that were sent to the host in this step because of what was alive.
+        relieved: bytes that were sent to the host in this step because of what was alive; `lacked` are those that had
+            to go, because storages leave whole.
         failed: how many operations of this step found no memory.
         away: bytes of saved storages that are in the host's memory alone.
         most: the most bytes that were alive at an event so far; `level` is what was alive at the last one.
@@ -148,7 +149,7 @@ class Pressure:
         self.alive, self.learning, self.in_backward, self.differs = alive, True, False, False
         self.demand: list[int] = []
         self.follow: Callable[[], None] = lambda: None
-        self.relieved = self.failed = self.away = self.most = self._most_taken = self._piece = 0
+        self.relieved = self.lacked = self.failed = self.away = self.most = self._most_taken = self._piece = 0
         self._next_margin: float | None = min(margin, _MOST_MARGIN)
         self._margin, self._spread = max(first_margin, self._next_margin), 0
         # Bytes taken for a while, and those with results, in forward or backward, by the owner of what is saved.
@@ -156,8 +157,8 @@ class Pressure:
         self._grown: dict[tuple[bool, Any], int] = {}
         self._convolving: set[tuple[bool, Any]] = set()
         self._key: tuple[bool, Any] = (False, None)
-        # Bytes since a look; the relief of the step that was learned last, of the last one, and of the last one that
-        # had any since a step was learned.
+        # Bytes since a look; the relief of the step that was learned last, and of the last one; what lacked in the last
+        # one that had any relief since a step was learned.
         self._since = self._usual = self._relieved = self._answered = 0
         self.steady = self.needs_little = False
         self._since_unmapped = _SCATTERED_STEPS  # how many steps ago the allocator unmapped pages
@@ -273,10 +274,10 @@ class Pressure:
         self.differs = not tries and self.relieved > self._usual + self.limit // _MOST_CHANGE
         if self.learning or tries:
             self._usual, self._answered = self.relieved, 0
-        elif self.relieved and not self.failed:
-            helped = self.relieved < self._answered // 2
-            more = self.relieved if helped else max(0, self.relieved - self._answered)
-            self._spread, self._answered = min(self._spread + more, self.limit // _MOST_CHANGE), self.relieved
+        elif self.lacked and not self.failed:
+            helped = self.lacked < self._answered // 2
+            more = self.lacked if helped else max(0, self.lacked - self._answered)
+            self._spread, self._answered = min(self._spread + more, self.limit // _MOST_CHANGE), self.lacked
         if self._next_margin is not None:
             margin, self._next_margin = self._next_margin + _PIECE_HOLES * self._piece / max(self.cap, 1), None
             self._margin = min(_MOST_MARGIN, margin)
@@ -285,5 +286,5 @@ class Pressure:
             self._unmapped = 0.0
             self._margin = min(_MOST_MARGIN, self._margin + _MORE_MARGIN)
             self.allow(self.cap)
-        self.relieved = self.failed = 0
+        self.relieved = self.lacked = self.failed = 0
         return calm

@@ -7,7 +7,7 @@ repeated (`CallEffects`).
 """
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, final
 
@@ -19,9 +19,10 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from ucudnn.errors import FittedStepError
 from ucudnn.memory.torch.hooks.call_effects import MOST_CLONED, CallEffects
 from ucudnn.memory.torch.hooks.saved_memory import SavedMemory
-from ucudnn.memory.torch.hooks.saved_tensors import Packed, VersionCheck, storage_key
+from ucudnn.memory.torch.hooks.saved_tensors import KeptTensor, Packed, VersionCheck, storage_key
 from ucudnn.torch.device.compilation import never_compiled
 
+_SMALL_PART = 16  # of the limit; what calls save again that save less stays, because backward reads it next
 _PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout)
 _OF_ALL = vars(nn.Module()).keys() - {"_parameters", "_buffers", "_modules"}
 _OTHERS = {"OptimizedModule", "DistributedDataParallel", "FullyShardedDataParallel", "SyncBatchNorm", "ScriptModule"}
@@ -83,14 +84,18 @@ class RepeatedCall:
         self._size, self._tried, self._ended = size, tried, False
         self._tensors: list[weakref.ref[DroppedTensor]] = []
         self._arguments: set[int | None] = set()
+        self._form: Any = None
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the module, and drop what it saves."""
         module, memory = self._module, self._memory
-        leaves, self._form = tree_flatten((args, kwargs))
-        if not all(type(each) in (Tensor, nn.Parameter) or isinstance(each, _PLAIN) for each in leaves):
-            self._end_trial(same=False)
-            return self._run(module, *args, **kwargs)
+        leaves: Sequence[Any] = args
+        self._form = None
+        if kwargs or not _are_plain(args):
+            leaves, self._form = tree_flatten((args, kwargs))
+            if not _are_plain(leaves):
+                self._end_trial(same=False)
+                return self._run(module, *args, **kwargs)
         tensors = [each for each in leaves if isinstance(each, Tensor)]
         self._arguments = {storage_key(each.data) for each in tensors}
         self._wanted = [each.requires_grad for each in tensors]
@@ -103,8 +108,7 @@ class RepeatedCall:
         given, before = [(each, each._version) for each in tensors], _lengths(modules)
         effects = None if self._tried is None else CallEffects(module, modules)
         del leaves, tensors
-        hooks = saved_tensors_hooks(never_compiled(self._pack), never_compiled(self._unpack))
-        with hooks, nullcontext() if effects is None else effects.watched():
+        with saved_tensors_hooks(self._pack, self._unpack), nullcontext() if effects is None else effects.watched():
             found = self._run(module, *args, **kwargs)
         written = any(each._version != version for each, version in (*given, *self._versions))
         if written or before != _lengths(modules) or (effects is not None and effects.found()):
@@ -113,6 +117,7 @@ class RepeatedCall:
             self._end_trial(same=False)
         return found
 
+    @never_compiled
     def _pack(self, tensor: Tensor) -> Packed | DroppedTensor:
         if self._stays(tensor, self._arguments):
             return self._memory.pack(tensor)
@@ -120,6 +125,7 @@ class RepeatedCall:
         self._tensors.append(weakref.ref(dropped))
         return dropped
 
+    @never_compiled
     def _unpack(self, packed: Packed | DroppedTensor) -> Tensor:
         """Return a tensor that was saved; all of the call are recomputed with the first one."""
         if not isinstance(packed, DroppedTensor):
@@ -132,6 +138,7 @@ class RepeatedCall:
             return self._memory.unpack(packed.packed)
         if packed.packed is None:
             self._repeat(self._save_again)
+            self._memory.relieve()
             self._memory.recomputed[self._module] += self._size
         found, packed.packed = packed.packed, None  # what is asked for again is recomputed
         if found is None:
@@ -146,7 +153,11 @@ class RepeatedCall:
     def _save_again(self, dropped: DroppedTensor, tensor: Tensor) -> None:
         if (tensor.dtype, tensor.shape) != dropped.versions.form:
             raise self._differs(f"saves {tensor.dtype} {[*tensor.shape]} in the place of {dropped.versions.form}")
-        dropped.packed = self._memory.pack(tensor)
+        if self._size * _SMALL_PART > self._memory.pressure.limit:
+            dropped.packed = self._memory.pack(tensor)
+        else:
+            dropped.packed = KeptTensor(tensor)
+            self._memory.pressure.grew(tensor.nbytes)
 
     def _end_trial(self, *, same: bool) -> None:
         self._ended = True
@@ -169,7 +180,7 @@ class RepeatedCall:
 
     def _repeat(self, save: Callable[[DroppedTensor, Tensor], None]) -> None:
         """Call the module again, and hand over each tensor that it saves with the one that it saved first."""
-        memory, wanted, count = self._memory, iter(self._wanted), 0
+        memory, wanted = self._memory, iter(self._wanted)
         if any(each._version != version for each, version in self._versions):
             raise self._differs(
                 "has a parameter that was modified by an inplace operation since forward, so it differs"
@@ -180,33 +191,23 @@ class RepeatedCall:
         ]
         own = {storage_key(each) for each in inputs if isinstance(each, Tensor)}
 
-        def pack(tensor: Tensor) -> None:
-            nonlocal count
-            if self._stays(tensor, own):
-                return
-            dropped = self._tensors[count]() if count < len(self._tensors) else None
-            if dropped is not None:
-                save(dropped, tensor)
-            count += 1
-            if count == len(self._tensors):
-                raise _Complete
-
-        args, kwargs = tree_unflatten(inputs, self._form)
+        again = _SavedAgain(self._tensors, lambda tensor: self._stays(tensor, own), save)
+        args, kwargs = (inputs, {}) if self._form is None else tree_unflatten(inputs, self._form)
         with ExitStack() as stack:
             stack.enter_context(_as_before(self._attributes, own))
             stack.callback(set_random_state, memory.device, random_state(memory.device))
             set_random_state(memory.device, self._random)
             for autocast, now in zip(self._autocasts, _autocasts(memory.device), strict=True):
                 if autocast != now:
-                    stack.enter_context(torch.autocast(**autocast))
+                    stack.enter_context(torch.autocast(*autocast))
             stack.enter_context(torch.enable_grad())
-            stack.enter_context(saved_tensors_hooks(never_compiled(pack), never_compiled(_never)))
+            stack.enter_context(saved_tensors_hooks(again.pack, _never))
             try:
                 self._run(self._module, *args, **kwargs)
             except _Complete:
                 return
-        if count != len(self._tensors):
-            raise self._differs(f"saves {count} tensors in the place of {len(self._tensors)}")
+        if again.count != len(self._tensors):
+            raise self._differs(f"saves {again.count} tensors in the place of {len(self._tensors)}")
 
     def _differs(self, how: str) -> FittedStepError:
         return FittedStepError(
@@ -215,6 +216,36 @@ class RepeatedCall:
         )
 
 
+@final
+class _SavedAgain:
+    """Hands over what a repeated call saves, until it has saved all that it saved first.
+
+    Attributes:
+        count: how many tensors it has saved.
+    """
+
+    def __init__(
+        self,
+        tensors: Sequence[weakref.ref[DroppedTensor]],
+        stays: Callable[[Tensor], bool],
+        save: Callable[[DroppedTensor, Tensor], None],
+    ) -> None:
+        self._tensors, self._stays, self._save, self.count = tensors, stays, save, 0
+
+    @never_compiled
+    def pack(self, tensor: Tensor) -> None:
+        """Hand over a tensor with the one that was saved first; raise _Complete with the last one."""
+        if self._stays(tensor):
+            return
+        dropped = self._tensors[self.count]() if self.count < len(self._tensors) else None
+        if dropped is not None:
+            self._save(dropped, tensor)
+        self.count += 1
+        if self.count == len(self._tensors):
+            raise _Complete
+
+
+@never_compiled
 def _never(_: Any) -> Tensor:
     raise AssertionError("backward runs through a call that was repeated")
 
@@ -226,37 +257,40 @@ def _same_bits(one: Tensor, other: Tensor) -> bool:
     return torch.equal(first, second)
 
 
-def _devices(device: torch.device) -> list[int]:
-    return [] if device.index is None else [device.index]
+def _generators(device: torch.device) -> list[torch.Generator]:
+    return [torch.default_generator, *([] if device.index is None else [torch.cuda.default_generators[device.index]])]
 
 
-def random_state(device: torch.device) -> tuple[Tensor, ...]:
+def random_state(device: torch.device) -> list[Tensor]:
     """Return the states of the generators of the CPU and of a device."""
-    return (torch.get_rng_state(), *(torch.cuda.get_rng_state(each) for each in _devices(device)))
+    return [each.get_state() for each in _generators(device)]
 
 
-def set_random_state(device: torch.device, states: tuple[Tensor, ...]) -> None:
+def set_random_state(device: torch.device, states: Sequence[Tensor]) -> None:
     """Give the generators states that `random_state` returned."""
-    torch.set_rng_state(states[0])
-    for each, state in zip(_devices(device), states[1:], strict=True):
-        torch.cuda.set_rng_state(state, each)
+    for each, state in zip(_generators(device), states, strict=True):
+        each.set_state(state)
 
 
-def _autocasts(device: torch.device) -> list[dict[str, Any]]:
-    return [
-        {
-            "device_type": kind,
-            "enabled": torch.is_autocast_enabled(kind),
-            "dtype": torch.get_autocast_dtype(kind),
-            "cache_enabled": torch.is_autocast_cache_enabled(),
-        }
-        for kind in dict.fromkeys(("cpu", device.type))
-    ]
+def _are_plain(values: Sequence[Any]) -> bool:
+    return all(type(each) in (Tensor, nn.Parameter) or isinstance(each, _PLAIN) for each in values)
 
 
-def _lengths(modules: list[nn.Module]) -> list[int]:
-    values = [value for each in modules for name, value in vars(each).items() if name not in _OF_ALL]
-    return [len(value) for value in values if isinstance(value, (list, dict, set))]
+def _autocasts(device: torch.device) -> list[tuple[Any, ...]]:
+    """Return the arguments of the autocasts that are on."""
+    cached = torch.is_autocast_cache_enabled()
+    kinds = dict.fromkeys(("cpu", device.type))
+    return [(each, torch.get_autocast_dtype(each), torch.is_autocast_enabled(each), cached) for each in kinds]
+
+
+def _lengths(modules: list[nn.Module]) -> set[tuple[int, str, int]]:
+    """Return the lengths of containers that are attributes of modules."""
+    return {
+        (at, name, len(value))
+        for at, each in enumerate(modules)
+        for name in vars(each).keys() - _OF_ALL
+        if isinstance(value := vars(each)[name], (list, dict, set))
+    }
 
 
 @contextmanager

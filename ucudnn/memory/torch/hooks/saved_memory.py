@@ -210,7 +210,7 @@ class SavedMemory:
 
     def _gather_gradients(self) -> None:
         """Let new gradients lie side by side until backward ends, if they are many and there is room for a copy."""
-        new = self.gradients.new(self.kept())
+        new = self.gradients.new()
         size = sum(each.nbytes for each in new)
         if size * _GATHERED_PART >= self.pressure.limit and self.pressure.room(self.owner, size) <= 0:
             self.gradients.gather(new)
@@ -337,6 +337,7 @@ class SavedMemory:
                 sent += saved.size
             del saved
         self.pressure.relieved += sent
+        self.pressure.lacked += min(sent, max(0, size - left))
         return left
 
     def _depart(self, saved: SavedStorage) -> None:
