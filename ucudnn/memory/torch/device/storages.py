@@ -101,4 +101,3 @@ class GatheredGradients:
     def _end_work(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-
