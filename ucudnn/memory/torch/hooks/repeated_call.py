@@ -9,6 +9,7 @@ repeated (`CallEffects`).
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -22,7 +23,7 @@ from ucudnn.memory.torch.hooks.saved_memory import SavedMemory
 from ucudnn.memory.torch.hooks.saved_tensors import KeptTensor, Packed, VersionCheck, storage_key
 from ucudnn.torch.device.compilation import never_compiled
 
-_SMALL_PART = 16  # of the limit; what calls save again that save less stays, because backward reads it next
+_SMALL_PART = 8  # of the limit; what calls save again that save less stays, because backward reads it next
 _PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout)
 _OF_ALL = vars(nn.Module()).keys() - {"_parameters", "_buffers", "_modules"}
 _OTHERS = {"OptimizedModule", "DistributedDataParallel", "FullyShardedDataParallel", "SyncBatchNorm", "ScriptModule"}
@@ -47,16 +48,17 @@ class _Complete(Exception):  # noqa: N818  # it is no error: all that was wanted
 
 
 @final
-class DroppedTensor:
+class DroppedTensor(VersionCheck):
     """Stands for a tensor that the call of a module saved. It lives as long as backward may ask for it.
 
     `packed` is the tensor as it was saved in a trial, or again.
     """
 
-    __slots__ = ("__weakref__", "call", "packed", "versions")
+    __slots__ = ("__weakref__", "call", "packed")
 
     def __init__(self, call: "RepeatedCall", tensor: Tensor, packed: Packed | None) -> None:
-        self.call, self.versions, self.packed = call, VersionCheck(tensor), packed
+        super().__init__(tensor)
+        self.call, self.packed = call, packed
 
 
 @final
@@ -130,7 +132,7 @@ class RepeatedCall:
         """Return a tensor that was saved; all of the call are recomputed with the first one."""
         if not isinstance(packed, DroppedTensor):
             return self._memory.unpack(packed)
-        packed.versions.check()
+        packed.check()
         if self._tried is not None:
             if not self._ended:
                 self._try()
@@ -151,8 +153,8 @@ class RepeatedCall:
         return key is not None and (key in arguments or self._memory.is_kept(key))
 
     def _save_again(self, dropped: DroppedTensor, tensor: Tensor) -> None:
-        if (tensor.dtype, tensor.shape) != dropped.versions.form:
-            raise self._differs(f"saves {tensor.dtype} {[*tensor.shape]} in the place of {dropped.versions.form}")
+        if (tensor.dtype, tensor.shape) != dropped.form:
+            raise self._differs(f"saves {tensor.dtype} {[*tensor.shape]} in the place of {dropped.form}")
         if self._size * _SMALL_PART > self._memory.pressure.limit:
             dropped.packed = self._memory.pack(tensor)
         else:
@@ -191,7 +193,7 @@ class RepeatedCall:
         ]
         own = {storage_key(each) for each in inputs if isinstance(each, Tensor)}
 
-        again = _SavedAgain(self._tensors, lambda tensor: self._stays(tensor, own), save)
+        again = _SavedAgain(partial(self._stays, arguments=own), self._tensors, save)
         args, kwargs = (inputs, {}) if self._form is None else tree_unflatten(inputs, self._form)
         with ExitStack() as stack:
             stack.enter_context(_as_before(self._attributes, own))
@@ -226,11 +228,11 @@ class _SavedAgain:
 
     def __init__(
         self,
-        tensors: Sequence[weakref.ref[DroppedTensor]],
         stays: Callable[[Tensor], bool],
+        tensors: Sequence[weakref.ref[DroppedTensor]],
         save: Callable[[DroppedTensor, Tensor], None],
     ) -> None:
-        self._tensors, self._stays, self._save, self.count = tensors, stays, save, 0
+        self._stays, self._tensors, self._save, self.count = stays, tensors, save, 0
 
     @never_compiled
     def pack(self, tensor: Tensor) -> None:

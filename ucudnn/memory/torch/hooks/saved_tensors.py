@@ -26,21 +26,20 @@ def storage_key(tensor: Tensor) -> int | None:
     return tensor.untyped_storage()._cdata if is_plain(tensor) else None
 
 
-@final
 class VersionCheck:
     """Knows a tensor's version when it was saved, and its type and shape for the message. It holds no memory."""
 
     __slots__ = ("_counter", "form", "version")
 
     def __init__(self, tensor: Tensor) -> None:
-        self.version, self.form = tensor._version, (tensor.dtype, _shape(tensor))
-        self._counter = tensor.detach()
+        self.version, self.form, self._counter = tensor._version, (tensor.dtype, _shape(tensor)), tensor.detach()
         if is_plain(tensor):  # the counter stays that of the tensor
             self._counter.data = _nothing(tensor.dtype, tensor.device)
 
     def check(self) -> None:
         """Raise PyTorch's error, a FittedStepError, if the tensor was changed in place since it was saved."""
-        check_version(self._counter._version, self.version, *self.form)
+        if self._counter._version != self.version:
+            raise changed_in_place(self._counter._version, self.version, *self.form)
 
 
 def _shape(tensor: Tensor) -> torch.Size:
@@ -48,14 +47,13 @@ def _shape(tensor: Tensor) -> torch.Size:
     return torch.Size() if tensor.is_nested else tensor.shape
 
 
-def check_version(now: int, version: int, dtype: torch.dtype, shape: torch.Size) -> None:
-    """Raise PyTorch's error, a FittedStepError, if a tensor has another version than when it was saved."""
-    if now != version:
-        raise FittedStepError(
-            "one of the variables needed for gradient computation has been modified by an inplace operation: a"
-            f" {dtype} of shape {[*shape]} is at version {now}; expected version {version} instead: change it after"
-            " backward, or change a clone of it"
-        )
+def changed_in_place(now: int, version: int, dtype: torch.dtype, shape: torch.Size) -> FittedStepError:
+    """Return PyTorch's error for a tensor that has another version than when it was saved, a FittedStepError."""
+    return FittedStepError(
+        "one of the variables needed for gradient computation has been modified by an inplace operation: a"
+        f" {dtype} of shape {[*shape]} is at version {now}; expected version {version} instead: change it after"
+        " backward, or change a clone of it"
+    )
 
 
 @final
@@ -137,7 +135,7 @@ class SavedTensor:
         """Raise PyTorch's error, a FittedStepError, if the tensor was changed in place since it was saved."""
         if self._tensor._version != self._version:
             shape = self.saved.places[self._at][2] if self.saved.places else self._tensor.shape
-            check_version(self._tensor._version, self._version, self._tensor.dtype, shape)
+            raise changed_in_place(self._tensor._version, self._version, self._tensor.dtype, shape)
 
     def shown(self) -> Tensor:
         """Return the tensor, whose storage is on the device."""
@@ -161,8 +159,10 @@ class KeptTensor:
     @property
     def tensor(self) -> Tensor:
         """The tensor, if it was not changed in place."""
-        check_version(self._tensor._version, self._version, self._tensor.dtype, _shape(self._tensor))
-        return self._tensor
+        tensor, version = self._tensor, self._version
+        if tensor._version != version:
+            raise changed_in_place(tensor._version, version, tensor.dtype, _shape(tensor))
+        return tensor
 
 
 Packed = SavedTensor | KeptTensor
