@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ucudnn.memory.torch.device import allocator
-from ucudnn.memory.torch.device.allocator import allocator_cap, expand_segments
+from ucudnn.memory.torch.device.allocator import allocator_cap, expand_segments, take_in_one_piece
 
 GPU = torch.device("cuda", 0)
 TOTAL = 1000
@@ -58,7 +58,17 @@ def pytorch(monkeypatch):
     def put(private=True, **options):
         cuda = Cuda(**options)
         functions = {"_accelerator_getAllocatorSettings": cuda.get, "_accelerator_setAllocatorSettings": cuda.set}
-        stand_in = SimpleNamespace(cuda=cuda, _C=SimpleNamespace(**functions if private else {}), device=torch.device)
+        cuda.taken = []
+
+        def empty(size, **how):
+            assert cuda.emptied
+            cuda.taken.append((size, how))
+            if cuda.error:
+                raise torch.OutOfMemoryError(cuda.error)
+
+        private_functions = SimpleNamespace(**functions if private else {})
+        stand_in = SimpleNamespace(cuda=cuda, _C=private_functions, device=torch.device, empty=empty, uint8=torch.uint8)
+        stand_in.OutOfMemoryError = torch.OutOfMemoryError
         cuda.memory._set_allocator_settings = cuda.set
         monkeypatch.setattr(allocator, "torch", stand_in)
         return cuda
@@ -139,3 +149,16 @@ def test_without_a_way_back_nothing_is_bounded(pytorch):
     finally:
         Cuda.get_per_process_memory_fraction = lambda self, device: self.fraction
     assert cuda.fraction == 0.75
+
+
+@pytest.mark.parametrize(("most", "taken"), [(1000, 980), (903, 900), (902, 880), (22, 0)])
+@pytest.mark.parametrize("error", [None, "others have it"])
+def test_what_the_allocator_may_have_is_taken_in_whole_pages_as_one_piece(pytorch, most, taken, error):
+    mib = 2**20
+    cuda = pytorch(error=error)
+    cuda.reserved = 3 * mib
+    take_in_one_piece(GPU, most * mib)
+    assert cuda.taken == ([(taken * mib, {"dtype": torch.uint8, "device": GPU})] if taken else [])
+    cuda.reserved = most * mib
+    take_in_one_piece(GPU, most * mib)
+    assert len(cuda.taken) == (taken > 0)

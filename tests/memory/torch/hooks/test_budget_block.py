@@ -17,7 +17,10 @@ from tests.support.forked_ranks import run_forked_ranks
 from tests.support.plain_training import assert_same_bits, gradients_of, optimizer_of, state_of
 from ucudnn.errors import BudgetError, FittedStepError, InvalidSizeError, InvalidValueError
 from ucudnn.memory import budget
+from ucudnn.memory.torch.hooks import budgeted_steps
 from ucudnn.memory.torch.hooks.host_store import HostStore
+from ucudnn.memory.torch.hooks.module_calls import ModuleCalls
+from ucudnn.memory.torch.hooks.pressure import CountedBytes
 
 WIDTH, ROWS = 64, 512
 
@@ -516,3 +519,60 @@ def test_what_is_read_after_the_last_step_that_was_learned_is_chosen_from(monkey
     with budget(int(0.95 * all_of_it.peak_bytes)) as within:
         run(18)
     assert within._begun.calls.target
+
+
+def test_the_step_behind_one_that_unmapped_pages_takes_the_memory_in_one_piece(monkeypatch):
+    taken, unmapped, capturing, model = [], [0], [False], layers()
+    monkeypatch.setattr(CountedBytes, "failures", lambda _: (0, unmapped[0]))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
+    with budget("1GiB") as within:
+        steps = within._begun
+        monkeypatch.setattr(budgeted_steps, "take_in_one_piece", lambda *given: taken.append((steps._steps, *given)))
+
+        def train(times=1, pages=0):
+            for _ in range(times):
+                loss = model(torch.randn(ROWS, WIDTH)).sum()
+                with torch.no_grad():
+                    model(torch.randn(ROWS, WIDTH))  # begins no step
+                unmapped[0] += pages
+                loss.backward()
+
+        train(8, pages=1)
+        assert not steps._pressure.learning
+        assert taken == []  # segments do not grow on a CPU
+        steps._grows = True
+        train()
+        train(1, pages=1)
+        limit = steps._pressure.limit
+        assert taken == []  # nothing was unmapped in the step before
+        capturing[0] = True
+        train()
+        assert taken == []
+        capturing[0] = False
+        train(1, pages=1)
+        train()
+        assert taken == [(12, steps.device, steps._pressure.cap)]
+        train(13, pages=0.1)
+        assert [at for at, *_ in taken] == [12]  # soon after, only where the limit is another one
+        assert steps._pressure.limit == limit
+        train(4, pages=0.1)
+        assert [at for at, *_ in taken] == [12, 28]
+        train(3, pages=1)  # raises the margin
+        train()
+        assert steps._pressure.limit < limit
+        assert [at for at, *_ in taken] == [12, 28, 33]
+        assert steps._pressure.most < steps._pressure.cap // 2
+        monkeypatch.setattr(ModuleCalls, "choose", lambda calls, _: setattr(calls, "trying", True))
+        limit, steps.calls.target = steps._pressure.limit, 2**40
+        train(1, pages=2)
+        assert steps._pressure.limit < limit
+        assert steps.calls.trying
+        train(1, pages=1)
+        assert len(taken) == 3  # a step that tries modules needs more than those behind it
+        train()
+        assert [at for at, *_ in taken] == [12, 28, 33, 36]
+        monkeypatch.setattr(ModuleCalls, "choose", lambda *_: None)
+        train(1, pages=2)
+        assert steps._tidies
+    model(torch.randn(ROWS, WIDTH))
+    assert len(taken) == 4

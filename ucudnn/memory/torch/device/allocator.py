@@ -12,6 +12,9 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ucudnn.memory.allocator.replay import PAGE_BYTES
 
 _EXPANDABLE = "expandable_segments"
 _VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -69,6 +72,25 @@ def lost_bytes(device: torch.device) -> int:
     """Return the bytes of holes in the pages of a GPU that tensors have now; other pages go back to it."""
     torch.cuda.empty_cache()
     return torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
+def take_in_one_piece(device: torch.device, most_bytes: int) -> None:
+    """Let PyTorch's allocator give free pages back, and take what it may have in all as one free piece.
+
+    Where segments grow, the allocator takes pages between tensors as it needs them. When it has nearly all that it may
+    have, it finds no piece for a large tensor, because it takes nothing unless a whole tensor more is allowed, even if
+    a single page is missing beside a piece. Then it gives all free pages back, and the next step lays its tensors
+    otherwise. From one piece all steps that ask for the same lay them alike.
+
+    Args:
+        device: the GPU.
+        most_bytes: what the allocator may have.
+    """
+    torch.cuda.empty_cache()
+    size = (most_bytes - torch.cuda.memory_reserved(device)) // PAGE_BYTES[1] * PAGE_BYTES[1]
+    if size > 0:
+        with suppress(torch.OutOfMemoryError), _disable_current_modes():  # others may have taken the GPU's memory
+            torch.empty(size, dtype=torch.uint8, device=device)
 
 
 def _settings() -> str:

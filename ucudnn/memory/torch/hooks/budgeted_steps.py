@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ucudnn.errors import BudgetError
-from ucudnn.memory.torch.device.allocator import expand_segments, settings_restorer
+from ucudnn.memory.torch.device.allocator import expand_segments, settings_restorer, take_in_one_piece
 from ucudnn.memory.torch.device.stated_budget import outside_bytes
 from ucudnn.memory.torch.hooks.guard import Guard, tried_bytes
 from ucudnn.memory.torch.hooks.host_store import HostStore
@@ -29,6 +29,7 @@ _FIRST_FREE = 0.15  # of the allocator's bytes, for workspaces in the first step
 _FIRST_CHOICE, _FIRST_CHOICE_ON_GPU = 2, 3
 _MOST_LEARNED = 8  # steps
 _CALM = 2  # steps in a row that were as the one before, after which operations are guarded no longer
+_TIDY_STEPS = 16  # at least so many between two that take the memory in one piece within the same limit
 _SEEN_PART = 3  # of the limit, which hooks see in any step, because steps differ
 _MOST_LINES = 10
 _PARAMETERS, _GRADIENTS = "parameters and buffers", "their gradients"
@@ -53,10 +54,12 @@ class BudgetedSteps:
         self._restore = settings_restorer(device)
         counted = None if device.type == "cuda" else CountedBytes(total)
         self.alive: LiveBytes = AllocatedBytes(device) if counted is None else counted
-        self._peak = 0
+        self._peak, self._grows = 0, False
         if device.type == "cuda":
-            expand_segments(device)
+            self._grows = not expand_segments(device)
             torch.cuda.empty_cache()
+        # Whether the next step takes the memory in one piece, and the last step that did, and its limit.
+        self._tidies, self._tidied = False, (-_TIDY_STEPS, 0)
         try:
             if device.type == "cuda":
                 self._check(torch.cuda.memory_allocated(device), outside_bytes(device) + _RESERVES[0])
@@ -141,7 +144,7 @@ class BudgetedSteps:
 
     def close(self) -> None:
         """Bound the allocator no longer. What is saved still comes back when backward reads it."""
-        self._open = False
+        self._open = self._tidies = False
         self.memory.settle()
         self._restore()
 
@@ -161,6 +164,11 @@ class BudgetedSteps:
         stop_compiler()
         if self._backward and torch._C._current_graph_task_id() < 0:
             self._end_failed_backward()
+        if self._tidies and torch._C._current_graph_task_id() < 0 and not torch.cuda.is_current_stream_capturing():
+            self._tidies, self._tidied = False, (self._steps, self._pressure.limit)
+            self._pressure.room(None, 0)  # sees what the last step took
+            take_in_one_piece(self.device, self._pressure.cap)
+            self.alive.look()  # no step has taken the piece
         self.guard.turn(on=self._open and (self._guarded > 0 or self.device.type != "cuda"))
 
     def _pack(self, tensor: Tensor) -> Any:
@@ -214,6 +222,9 @@ class BudgetedSteps:
             pressure.learning = self._explains or (not settled and self._learned < _MOST_LEARNED)
         elif pressure.differs:
             pressure.learning, self._learned = True, 0
+        is_due = self._steps - self._tidied[0] >= _TIDY_STEPS or pressure.limit != self._tidied[1]
+        is_usual = self._open and not pressure.learning and not self.calls.trying
+        self._tidies = self._grows and pressure.unmapped and is_usual and is_due
         self._begin_step()
 
     def _begin_step(self, *, failed: bool = False) -> None:

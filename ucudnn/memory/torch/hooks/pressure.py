@@ -176,6 +176,11 @@ class Pressure:
         return self._since_unmapped < _SCATTERED_STEPS
 
     @property
+    def unmapped(self) -> bool:
+        """Whether the allocator unmapped pages for want of memory in the last step."""
+        return not self._since_unmapped
+
+    @property
     def target(self) -> int:
         """Bytes that a step is to take: less than the limit, because steps differ."""
         return self.limit - self.limit // _TARGET_PART - self._spread
