@@ -551,16 +551,20 @@ def test_the_step_behind_one_that_unmapped_pages_takes_the_memory_in_one_piece(m
         capturing[0] = False
         train(1, pages=1)
         train()
-        assert taken == [(12, steps.device, steps._pressure.cap)]
+        assert taken == [(12, steps.device, steps._pressure.cap - 2**25)]
         train(13, pages=0.1)
         assert [at for at, *_ in taken] == [12]  # soon after, only where the limit is another one
         assert steps._pressure.limit == limit
         train(4, pages=0.1)
         assert [at for at, *_ in taken] == [12, 28]
+        train(28, pages=0.1)
+        assert len(taken) == 2  # twice as many steps behind the second one
+        train(3, pages=0.1)
+        assert [at for at, *_ in taken] == [12, 28, 60]
         train(3, pages=1)  # raises the margin
         train()
         assert steps._pressure.limit < limit
-        assert [at for at, *_ in taken] == [12, 28, 33]
+        assert [at for at, *_ in taken] == [12, 28, 60, 64]
         assert steps._pressure.most < steps._pressure.cap // 2
         monkeypatch.setattr(ModuleCalls, "choose", lambda calls, _: setattr(calls, "trying", True))
         limit, steps.calls.target = steps._pressure.limit, 2**40
@@ -568,11 +572,11 @@ def test_the_step_behind_one_that_unmapped_pages_takes_the_memory_in_one_piece(m
         assert steps._pressure.limit < limit
         assert steps.calls.trying
         train(1, pages=1)
-        assert len(taken) == 3  # a step that tries modules needs more than those behind it
+        assert len(taken) == 4  # a step that tries modules needs more than those behind it
         train()
-        assert [at for at, *_ in taken] == [12, 28, 33, 36]
+        assert [at for at, *_ in taken] == [12, 28, 60, 64, 67]
         monkeypatch.setattr(ModuleCalls, "choose", lambda *_: None)
         train(1, pages=2)
         assert steps._tidies
     model(torch.randn(ROWS, WIDTH))
-    assert len(taken) == 4
+    assert len(taken) == 5

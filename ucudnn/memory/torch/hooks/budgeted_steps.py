@@ -29,7 +29,7 @@ _FIRST_FREE = 0.15  # of the allocator's bytes, for workspaces in the first step
 _FIRST_CHOICE, _FIRST_CHOICE_ON_GPU = 2, 3
 _MOST_LEARNED = 8  # steps
 _CALM = 2  # steps in a row that were as the one before, after which operations are guarded no longer
-_TIDY_STEPS = 16  # at least so many between two that take the memory in one piece within the same limit
+_TIDY_STEPS = 16  # between two that take the memory in one piece within the same limit, and twice as many each time
 _SEEN_PART = 3  # of the limit, which hooks see in any step, because steps differ
 _MOST_LINES = 10
 _PARAMETERS, _GRADIENTS = "parameters and buffers", "their gradients"
@@ -58,8 +58,9 @@ class BudgetedSteps:
         if device.type == "cuda":
             self._grows = not expand_segments(device)
             torch.cuda.empty_cache()
-        # Whether the next step takes the memory in one piece, and the last step that did, and its limit.
-        self._tidies, self._tidied = False, (-_TIDY_STEPS, 0)
+        # Whether the next step takes the memory in one piece; the limit of the last one that did, when another one may
+        # within that limit, and how many steps were to pass between them.
+        self._tidies, self._tidied = False, (0, 0, _TIDY_STEPS)
         try:
             if device.type == "cuda":
                 self._check(torch.cuda.memory_allocated(device), outside_bytes(device) + _RESERVES[0])
@@ -165,11 +166,16 @@ class BudgetedSteps:
         if self._backward and torch._C._current_graph_task_id() < 0:
             self._end_failed_backward()
         if self._tidies and torch._C._current_graph_task_id() < 0 and not torch.cuda.is_current_stream_capturing():
-            self._tidies, self._tidied = False, (self._steps, self._pressure.limit)
-            self._pressure.room(None, 0)  # sees what the last step took
-            take_in_one_piece(self.device, self._pressure.cap)
-            self.alive.look()  # no step has taken the piece
+            self._take_in_one_piece()
         self.guard.turn(on=self._open and (self._guarded > 0 or self.device.type != "cuda"))
+
+    def _take_in_one_piece(self) -> None:
+        pressure, (limit, _, steps) = self._pressure, self._tidied
+        steps = 2 * steps if pressure.limit == limit else _TIDY_STEPS
+        self._tidies, self._tidied = False, (pressure.limit, self._steps + steps, steps)
+        pressure.room(None, 0)  # sees what the last step took
+        take_in_one_piece(self.device, pressure.cap - _RESERVES[-1])  # kernels may be loaded until somebody looks
+        self.alive.look()  # no step has taken the piece
 
     def _pack(self, tensor: Tensor) -> Any:
         packed = self.memory.pack(tensor)
@@ -222,7 +228,7 @@ class BudgetedSteps:
             pressure.learning = self._explains or (not settled and self._learned < _MOST_LEARNED)
         elif pressure.differs:
             pressure.learning, self._learned = True, 0
-        is_due = self._steps - self._tidied[0] >= _TIDY_STEPS or pressure.limit != self._tidied[1]
+        is_due = pressure.limit != self._tidied[0] or self._steps >= self._tidied[1]
         is_usual = self._open and not pressure.learning and not self.calls.trying
         self._tidies = self._grows and pressure.unmapped and is_usual and is_due
         self._begin_step()
