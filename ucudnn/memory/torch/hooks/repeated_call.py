@@ -9,7 +9,6 @@ repeated (`CallEffects`).
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from functools import partial
 from typing import Any, final
 
 import torch
@@ -182,7 +181,7 @@ class RepeatedCall:
 
     def _repeat(self, save: Callable[[DroppedTensor, Tensor], None]) -> None:
         """Call the module again, and hand over each tensor that it saves with the one that it saved first."""
-        memory, wanted = self._memory, iter(self._wanted)
+        memory, wanted, count = self._memory, iter(self._wanted), 0
         if any(each._version != version for each, version in self._versions):
             raise self._differs(
                 "has a parameter that was modified by an inplace operation since forward, so it differs"
@@ -193,7 +192,18 @@ class RepeatedCall:
         ]
         own = {storage_key(each) for each in inputs if isinstance(each, Tensor)}
 
-        again = _SavedAgain(partial(self._stays, arguments=own), self._tensors, save)
+        @never_compiled
+        def pack(tensor: Tensor) -> None:
+            nonlocal count
+            if self._stays(tensor, own):
+                return
+            dropped = self._tensors[count]() if count < len(self._tensors) else None
+            if dropped is not None:
+                save(dropped, tensor)
+            count += 1
+            if count == len(self._tensors):
+                raise _Complete
+
         args, kwargs = (inputs, {}) if self._form is None else tree_unflatten(inputs, self._form)
         with ExitStack() as stack:
             stack.enter_context(_as_before(self._attributes, own))
@@ -203,48 +213,19 @@ class RepeatedCall:
                 if autocast != now:
                     stack.enter_context(torch.autocast(*autocast))
             stack.enter_context(torch.enable_grad())
-            stack.enter_context(saved_tensors_hooks(again.pack, _never))
+            stack.enter_context(saved_tensors_hooks(pack, _never))
             try:
                 self._run(self._module, *args, **kwargs)
             except _Complete:
                 return
-        if again.count != len(self._tensors):
-            raise self._differs(f"saves {again.count} tensors in the place of {len(self._tensors)}")
+        if count != len(self._tensors):
+            raise self._differs(f"saves {count} tensors in the place of {len(self._tensors)}")
 
     def _differs(self, how: str) -> FittedStepError:
         return FittedStepError(
             f"{type(self._module).__name__} {how} when backward calls it again, and did not in the steps before:"
             " make what its forward depends on an argument, buffer or parameter of it"
         )
-
-
-@final
-class _SavedAgain:
-    """Hands over what a repeated call saves, until it has saved all that it saved first.
-
-    Attributes:
-        count: how many tensors it has saved.
-    """
-
-    def __init__(
-        self,
-        stays: Callable[[Tensor], bool],
-        tensors: Sequence[weakref.ref[DroppedTensor]],
-        save: Callable[[DroppedTensor, Tensor], None],
-    ) -> None:
-        self._stays, self._tensors, self._save, self.count = stays, tensors, save, 0
-
-    @never_compiled
-    def pack(self, tensor: Tensor) -> None:
-        """Hand over a tensor with the one that was saved first; raise _Complete with the last one."""
-        if self._stays(tensor):
-            return
-        dropped = self._tensors[self.count]() if self.count < len(self._tensors) else None
-        if dropped is not None:
-            self._save(dropped, tensor)
-        self.count += 1
-        if self.count == len(self._tensors):
-            raise _Complete
 
 
 @never_compiled
