@@ -16,51 +16,32 @@ def with_frees(graph: StepGraph, actions: Sequence[Action]) -> tuple[Action, ...
     Activations are freed after their last access, and after the last access before a prefetch or a recomputation brings
     their bytes back. A storage that the program writes anew stays, as it does in the program.
     """
-    accessed, walk = _accessed(graph), _Walk(graph)
+    accessed, stays, count = _accessed(graph), graph.exists_after, len(graph.storages)
+    needed = [False] * count  # by the next access, because the walk is from the last action to the first
+    wanted, fetched = [_ANY] * count, [_ANY] * count  # versions: read next, and by the next prefetch
     found: list[Action] = []
     for action in reversed(actions):
         kind, target = action
+        freed: list[int] = []
         if kind in COMPUTES:
-            freed = walk.computed(accessed[target], again=kind is ActionKind.RECOMPUTE)
-        else:
-            freed = [target] if walk.is_freed(kind, target) else []
+            runs = kind is ActionKind.RUN
+            for storage, version, is_read in accessed[target]:
+                keeps = is_read or runs  # bytes that are there
+                if not keeps and needed[storage] and wanted[storage] not in (_ANY, version):
+                    continue  # a newer version is there and is read later: what is made here is dropped at once
+                if not needed[storage]:
+                    freed.append(storage)
+                needed[storage], wanted[storage] = keeps, version
+        elif kind is not ActionKind.SYNCHRONIZE and not stays[target]:
+            freed = [] if needed[target] else [target]
+            needed[target] = kind is not ActionKind.PREFETCH
+            if kind is ActionKind.PREFETCH:
+                fetched[target], wanted[target] = wanted[target], _ANY
+            elif kind is ActionKind.OFFLOAD and fetched[target] != _ANY:
+                fetched[target], wanted[target] = _ANY, fetched[target]
         found += map(free, sorted(freed, reverse=True))
         found.append(action)
     return tuple(reversed(found))
-
-
-class _Walk:
-    """What is known of each storage behind an action; the walk is from the last action to the first."""
-
-    def __init__(self, graph: StepGraph) -> None:
-        count = len(graph.storages)
-        self._stays = graph.exists_after
-        self._needed = [False] * count  # by the next access
-        self._wanted, self._fetched = [_ANY] * count, [_ANY] * count  # versions: read next, and by the next prefetch
-
-    def computed(self, accessed: _Accessed, *, again: bool) -> list[int]:
-        """Return what is freed behind an operation."""
-        needed, wanted, freed = self._needed, self._wanted, []
-        for storage, version, is_read in accessed:
-            keeps = is_read or not again  # bytes that are there
-            if not keeps and needed[storage] and wanted[storage] not in (_ANY, version):
-                continue  # a newer version is there and is read later: what is made here is dropped at once
-            if not needed[storage]:
-                freed.append(storage)
-            needed[storage], wanted[storage] = keeps, version
-        return freed
-
-    def is_freed(self, kind: ActionKind, storage: int) -> bool:
-        """Return whether a storage is freed behind another action."""
-        if kind is ActionKind.SYNCHRONIZE or self._stays[storage]:
-            return False
-        freed = not self._needed[storage]
-        self._needed[storage] = kind is not ActionKind.PREFETCH
-        if kind is ActionKind.PREFETCH:
-            self._fetched[storage], self._wanted[storage] = self._wanted[storage], _ANY
-        elif kind is ActionKind.OFFLOAD and self._fetched[storage] != _ANY:
-            self._fetched[storage], self._wanted[storage] = _ANY, self._fetched[storage]
-        return freed
 
 
 def _accessed(graph: StepGraph) -> Sequence[_Accessed]:
