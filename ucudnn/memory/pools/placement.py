@@ -37,11 +37,8 @@ class Placement:
 
 def live_bytes(lifetimes: Sequence[Lifetime]) -> int:
     """Return the most bytes that are alive at a time."""
-    changes = sorted(
-        [*((life.begin, life.size) for life in lifetimes), *((life.end, -life.size) for life in lifetimes)],
-        key=lambda change: (change[0], change[1]),
-    )
-    return max(accumulate(size for _, size in changes), default=0)
+    changes = [*((life.begin, life.size) for life in lifetimes), *((life.end, -life.size) for life in lifetimes)]
+    return max(accumulate(size for _, size in sorted(changes)), default=0)
 
 
 def in_order(lifetimes: Sequence[Lifetime]) -> Iterator[tuple[list[int], list[int]]]:

@@ -8,14 +8,14 @@ without the smallest gap between the ends. The paper adds a reserve β for steps
 
 from collections.abc import Callable, Sequence
 from enum import Enum
-from itertools import compress, pairwise
+from itertools import pairwise
 
 from ucudnn.memory.plans.actions import ActionKind
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.pools.free_list import FreeList
 from ucudnn.memory.pools.placement import Placement, in_order
 from ucudnn.memory.simulation.result import Lifetime
-from ucudnn.memory.step.graph import Phase, StepGraph
+from ucudnn.memory.step.graph import StepGraph
 
 _RESIDENT = ("mm", "linear", "softmax", "dropout")  # in the operators' names: FC, Softmax and Dropout
 
@@ -91,18 +91,14 @@ def mobility_in(plan: MemoryPlan) -> Callable[[Lifetime], Mobility]:
     it. During forward it is temporary, too, if its reader is not the next operation, so that it waits for a join. All
     else is movable. The join's condition is truncated in print; this is how the text describes it.
     """
-    graph = plan.graph
-    forward = [each.phase is Phase.FORWARD for each in graph.operations]
-    resident = (each for each in compress(graph.operations, forward) if any(name in each.kind for name in _RESIDENT))
+    graph, backward = plan.graph, plan.graph.backward_begins
+    resident = (each for each in graph.operations[:backward] if any(name in each.kind for name in _RESIDENT))
     reclaimed = {storage for each in resident for storage in each.writes}
     accesses = enumerate(zip(graph.readers, graph.writers, strict=True))  # updates in place do not count as reads
-    several = {storage for storage, (read, made) in accesses if sum(forward[each] for each in {*read} - {*made}) > 1}
+    several = {storage for storage, (read, made) in accesses if sum(each < backward for each in {*read} - {*made}) > 1}
     waiting = _waiting(graph)
-    turn = len(plan.actions)
-    for index, (kind, target) in enumerate(plan.actions):
-        if kind is ActionKind.RUN and graph.operations[target].phase is not Phase.FORWARD:
-            turn = index
-            break
+    behind = (at for at, each in enumerate(plan.actions) if each.kind is ActionKind.RUN and each.target >= backward)
+    turn = next(behind, len(plan.actions))
 
     def mobility(life: Lifetime) -> Mobility:
         if life.storage in reclaimed:
@@ -115,16 +111,12 @@ def mobility_in(plan: MemoryPlan) -> Callable[[Lifetime], Mobility]:
 
 def _waiting(graph: StepGraph) -> set[int]:
     """Return what forward writes and reads, but not in the operation after the last write."""
-    working = [
-        index
-        for index, operation in enumerate(graph.operations)
-        if operation.phase is Phase.FORWARD and (operation.reads or operation.writes)
-    ]
-    after = dict(pairwise(working))
+    forward = enumerate(graph.operations[: graph.backward_begins])
+    after = dict(pairwise(index for index, operation in forward if operation.reads or operation.writes))
     found = set()
     for storage, writers in enumerate(graph.writers):
         made = [each for each in writers if each in after]
         readers = [each for each in graph.readers[storage] if made and each > made[-1]]
-        if readers and graph.operations[readers[0]].phase is Phase.FORWARD and readers[0] != after[made[-1]]:
+        if readers and readers[0] < graph.backward_begins and readers[0] != after[made[-1]]:
             found.add(storage)
     return found
