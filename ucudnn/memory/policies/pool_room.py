@@ -37,11 +37,6 @@ def room_for_workspaces(
         operation: Configuration(parts=(replace(front[0].parts[0], workspace_bytes=1), *front[0].parts[1:]))
         for operation, front in costs.configurations.items()
     }
-    runs = {
-        index: target
-        for index, (kind, target) in enumerate(plan.actions)
-        if kind is ActionKind.RUN and target in probes
-    }
     done = simulate(replace(plan, configurations=probes), costs)
     order = [target for kind, target in plan.actions if kind in COMPUTES]
     running = dict(zip(order, done.running_bytes, strict=True))
@@ -56,8 +51,8 @@ def room_for_workspaces(
                 part.give_back(offset, lifetimes[index].size)
         for index in begun:
             life = lifetimes[index]
-            if life.storage == _SCRATCH and life.action in runs:
-                operation = runs[life.action]
+            kind, operation = plan.actions[life.action]
+            if life.storage == _SCRATCH and kind is ActionKind.RUN and operation in probes:
                 found[operation] = min(space.room(pool_bytes), total_bytes - running[operation] + life.size)
             else:
                 parts[index] = space.take(life.size, mobility(life))

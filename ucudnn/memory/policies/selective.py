@@ -86,8 +86,7 @@ class ActivationSearch:
     def __init__(self, activations: DroppedActivations, most_ms: float) -> None:
         self.activations = activations
         self._most_ms = most_ms
-        self._is_small = False
-        count, kinds = len(activations.spans), len(self._kinds(sorted(activations.spans)))
+        count, kinds = len(activations.spans), len({*activations.kinds.values()})
         self._is_small = count <= _MOST_SINGLE or (count <= _MOST_UNLIKE and count <= 2 * kinds)
         self._kept = set[int]()  # that turned out to be impossible to recompute
         self._found: list[ActivationSelection] = []  # the selections without a budget, as far as one was asked for
@@ -177,8 +176,7 @@ class ActivationSearch:
 
         What a kind takes changes as others are dropped. So the cheapest ones are looked at anew, and no others.
         """
-        made = selection.recomputed.made
-        groups = {(self._kind(each[0]), each[0] in made): each for each in self._at_peak(selection)}
+        groups = self._at_peak(selection)
         least = 1 if self._is_small else _LOOKED_AT
         waiting = [(self._ratios.get(key, 0.0), key) for key in groups]
         heapify(waiting)
@@ -209,19 +207,15 @@ class ActivationSearch:
                 recomputed = self._more(selection, group)[0]
         return None if recomputed is None else recomputed.time_ms - selection.recomputed.time_ms
 
-    def _at_peak(self, selection: ActivationSelection) -> list[list[int]]:
+    def _at_peak(self, selection: ActivationSelection) -> dict[tuple[int, bool], list[int]]:
         """Return the activations at the peak that nothing reads there, by kind, dropped ones apart."""
         made, place = selection.recomputed.made, selection.place
-        found = [
-            storage
-            for storage, (last, first) in self.activations.spans.items()
-            if (made[storage] - 1 if storage in made else last) < place < first
-            and storage not in selection.brief
-            and storage not in self._kept
-        ]
-        return self._kinds(each for each in found if each not in made) + self._kinds(
-            each for each in found if each in made
-        )
+        found: dict[tuple[int, bool], list[int]] = {}
+        for storage, (last, first) in self.activations.spans.items():
+            is_there = (made[storage] - 1 if storage in made else last) < place < first
+            if is_there and storage not in selection.brief and storage not in self._kept:
+                found.setdefault((self._kind(storage), storage in made), []).append(storage)
+        return found
 
     def _next(self, selection: ActivationSelection) -> ActivationSelection | None:
         """Return a selection with one more kind; None if none is left."""

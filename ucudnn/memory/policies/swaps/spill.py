@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import heappop, heappush
 from itertools import accumulate, pairwise
 from math import inf
+from operator import add
 from typing import NamedTuple
 
 from ucudnn.memory.plans.actions import Action, free, offload, prefetch, run, wait
@@ -76,9 +77,7 @@ class _Room:
 
     def __init__(self, graph: StepGraph, costs: Costs, liveness: Liveness) -> None:
         self.graph, self._costs, self._sizes = graph, costs, liveness.sizes
-        self._running = [
-            live + scratch for live, scratch in zip(liveness.live_bytes, liveness.scratch_bytes, strict=True)
-        ]
+        self._running = [*map(add, liveness.live_bytes, liveness.scratch_bytes)]
 
     def leave(self, cap: int) -> list[Absence]:
         """Let storages leave until each operation fits, and return them."""
