@@ -26,6 +26,7 @@ from ucudnn.memory.step.graph import StepGraph
 WORTH = 0.02
 """Share of the step's time that storages may move only to let the block be smaller."""
 _MOST_LATEST = 64  # findings, of which a plan has eight
+_Find = Callable[[BlockSteps, BlockLimits], Compaction | None]
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
@@ -81,7 +82,7 @@ class AllocatorRoom:
 
     def widest(self, plan: MemoryPlan, costs: Costs) -> Compaction | None:
         """Return how a plan runs in the largest block, without what is spared; None if it does not."""
-        return self._within(plan, costs, self.tensor_bytes - self.spare_bytes)
+        return self._in_block(plan, costs, compact, self.tensor_bytes - self.spare_bytes)
 
     @_kept
     def compaction(self, plan: MemoryPlan, costs: Costs) -> Compaction | None:
@@ -93,7 +94,7 @@ class AllocatorRoom:
 
     def spending(self, plan: MemoryPlan, costs: Costs) -> Compaction | None:
         """Return how a plan runs in the largest block, with what is spared; None if it does not, or spares nothing."""
-        return self._within(plan, costs, self.tensor_bytes) if self.spare_bytes else None
+        return self._in_block(plan, costs, compact, self.tensor_bytes) if self.spare_bytes else None
 
     def bound_bytes(self, plan: MemoryPlan, costs: Costs) -> int:
         """Return what the allocator must have for a plan in a block even without holes, in bytes."""
@@ -108,10 +109,8 @@ class AllocatorRoom:
         return self._lasting(plan.graph, costs) + least
 
     @_kept
-    def _within(self, plan: MemoryPlan, costs: Costs, most_bytes: int) -> Compaction | None:
-        if not self.in_one_block:
-            return None
-        return compact(self._steps(plan, costs), self._limits(most_bytes, plan, costs))
+    def _in_block(self, plan: MemoryPlan, costs: Costs, find: _Find, most_bytes: int) -> Compaction | None:
+        return find(self._steps(plan, costs), self._limits(most_bytes, plan, costs)) if self.in_one_block else None
 
     def _limits(self, most_bytes: int, plan: MemoryPlan, costs: Costs) -> BlockLimits:
         done, first = self._simulated(plan, costs), self.first_of(plan, costs) or plan
@@ -153,14 +152,8 @@ class AllocatorRoom:
 
     def least_bytes(self, plan: MemoryPlan, costs: Costs) -> int:
         """Return what the allocator must have for a plan: a block, or pages of which empty ones go back, in bytes."""
-        found, paged = self._smallest(plan, costs), self.paged_bytes(plan, costs)
+        found, paged = self._in_block(plan, costs, smallest, 2**62), self.paged_bytes(plan, costs)
         return paged if found is None else min(paged, found.reserved_bytes + self._lasting(plan.graph, costs))
-
-    @_kept
-    def _smallest(self, plan: MemoryPlan, costs: Costs) -> Compaction | None:
-        if not self.in_one_block:
-            return None
-        return smallest(self._steps(plan, costs), self._limits(2**62, plan, costs))
 
     def paged_bytes(self, plan: MemoryPlan, costs: Costs) -> int:
         """Return what the allocator takes if it gives empty pages back within each step, in bytes."""

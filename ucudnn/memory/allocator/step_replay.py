@@ -87,13 +87,8 @@ def replayed_step(
     for freed_at, released_at in delayed.items():
         released.setdefault(released_at, []).append(freed_at)
     walk = _Walk(plan, costs, delayed)
-    events = []
-    for index, action in enumerate(plan.actions):
-        gone = tuple(released.get(index, ()))
-        found = walk.event(index, *action, gone)
-        if found is not None:
-            events.append(found)
-    last = len(plan.actions)
+    found = (walk.event(at, *action, tuple(released.get(at, ()))) for at, action in enumerate(plan.actions))
+    events, last = [each for each in found if each is not None], len(plan.actions)
     events.append(Event(last, None, ABSENT, tuple(released.get(last, ()))))
     return ReplayedStep(plan.graph, events, ended)
 
@@ -104,9 +99,7 @@ class _Walk:
     def __init__(self, plan: MemoryPlan, costs: Costs, delayed: Mapping[int, int]) -> None:
         self._graph, self._costs, self._delayed = plan.graph, costs, delayed
         self._sizes = costs.sizes_of(self._graph)
-        self._scratch = list(costs.scratch_bytes)
-        for operation, chosen in plan.configurations.items():
-            self._scratch[operation] = chosen.workspace_bytes
+        self._scratch = costs.with_configurations(plan.configurations).scratch_bytes
         self._version = [0 if exists else ABSENT for exists in self._graph.exists_before]
         self._host = [ABSENT] * len(self._sizes)
         self._states = _states(self._graph)
