@@ -69,13 +69,10 @@ class _CondensedStep:
         most = [max(before.live_bytes[each] + before.scratch_bytes[each] for each in group) for group in groups]
         scratch = (running - live for running, live in zip(most, after[begins:], strict=True))
         self.costs = replace(bare, scratch_bytes=(*costs.scratch_bytes[:begins], *scratch))
+        tails = (with_frees(graph, [*map(run, group)]) for group in groups)
         self._tails = [
-            [
-                each
-                for each in with_frees(graph, [*map(run, group)])
-                if each.kind is ActionKind.RUN or each.target in own
-            ]
-            for group, own in zip(groups, passing, strict=True)
+            [each for each in tail if each.kind is ActionKind.RUN or each.target in own]
+            for tail, own in zip(tails, passing, strict=True)
         ]
 
     def expanded(self, actions: Iterable[Action]) -> tuple[Action, ...]:

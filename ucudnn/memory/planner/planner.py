@@ -171,7 +171,11 @@ class _Choice:
             elif candidate.plan is None:
                 self._plan(candidate)
             elif candidate.bare_ms is not None:
-                self._price(candidate)
+                # A plan that runs in no block takes the time of the pages that go back, too, if it runs at all.
+                pause_ms = self._returns_ms(candidate.plan)
+                priced = candidate._replace(time_ms=candidate.bare_ms + pause_ms, bare_ms=None, is_priced=True)
+                if pause_ms < inf:
+                    heappush(self._waiting, priced)
             else:
                 return candidate
         return None
@@ -209,16 +213,6 @@ class _Choice:
             self._refused.append((policy, error))
         else:
             self._push(self._candidate(candidate.number, policy, plan, tries=tries))
-
-    def _price(self, candidate: PlanCandidate) -> None:
-        """Add the time of the pages that go back to a plan that runs in no block, if it runs at all."""
-        assert candidate.plan is not None
-        assert candidate.bare_ms is not None
-        pause_ms = self._returns_ms(candidate.plan)
-        if pause_ms < inf:
-            heappush(
-                self._waiting, candidate._replace(time_ms=candidate.bare_ms + pause_ms, bare_ms=None, is_priced=True)
-            )
 
     def is_faster(self, policy: MemoryPolicy) -> bool:
         """Add a policy, and return whether its plan, wherever its tensors lie, is faster than one known beside it."""

@@ -1,6 +1,7 @@
 """Budgets: what is said where a step does not fit one."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from operator import add
 
 from ucudnn.errors import BudgetError, StepGraphError
 from ucudnn.memory.step.costs import Costs
@@ -64,10 +65,7 @@ def with_need(error: BudgetError, addition: str, required_bytes: int) -> BudgetE
 def _remedies(liveness: Liveness, costs: Costs, budget: int) -> Iterator[str]:
     """Yield what brings the floor below a budget: less scratch costs least, then a smaller mini-batch."""
     graph = liveness.graph
-    bare = [
-        persistent + working
-        for persistent, working in zip(liveness.persistent_bytes, liveness.working_bytes, strict=True)
-    ]
+    bare = [*map(add, liveness.persistent_bytes, liveness.working_bytes)]
     if max(bare, default=liveness.floor_bytes) <= budget:
         place = liveness.floor_place
         over = sum(floor + scratch > budget for floor, scratch in zip(bare, liveness.scratch_bytes, strict=True))
