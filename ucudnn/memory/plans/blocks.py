@@ -55,7 +55,17 @@ class ForwardBlocks:
         self._forward: dict[int, tuple[int, int]] = {}  # first and last operation of activations before the turn
         self._backward: dict[int, int] = {}  # first operation of saved ones after it
         for storage, accesses in enumerate(graph.accesses):
-            self._add(storage, accesses)
+            turn = bisect_left(accesses, self._turn)
+            if graph.exists_after[storage] or not turn:
+                continue
+            if turn < len(accesses):
+                operation = accesses[turn]
+                if not graph.sizes[storage]:
+                    continue  # to drop it saves nothing
+                if storage not in graph.operations[operation].reads or operation >= graph.optimizer_begins:
+                    continue  # it is written anew and keeps its memory, or the optimizer reads it, which runs by itself
+                self._backward[storage] = operation
+            self._forward[storage] = (accesses[0], accesses[turn - 1])
         self.saved = tuple(self._backward)
         self._changes = exact_array(self._liveness.changes())
         self._scratch_row = exact_array(self._liveness.scratch_bytes)
@@ -121,20 +131,6 @@ class ForwardBlocks:
             live[before] += block.dropped_bytes  # for the next block of the same trigger
         self._peaks[key] = tuple(blocks), peak
         return peak
-
-    def _add(self, storage: int, places: Sequence[int]) -> None:
-        """Note where an activation is accessed before and after the turn."""
-        turn = bisect_left(places, self._turn)
-        if self._graph.exists_after[storage] or not turn:
-            return
-        if turn < len(places):
-            if not self._graph.sizes[storage]:
-                return  # to drop it saves nothing
-            operation = places[turn]
-            if storage not in self._graph.operations[operation].reads or operation >= self._graph.optimizer_begins:
-                return  # it is written anew and keeps its memory, or the optimizer reads it, which runs by itself
-            self._backward[storage] = operation
-        self._forward[storage] = (places[0], places[turn - 1])
 
     def _cuts(self, count: int) -> list[int]:
         """Return the places at which blocks begin, without the first: for each, the one that fewest bytes cross."""
