@@ -57,13 +57,10 @@ def layer_treatments(plan: MemoryPlan) -> tuple[LayerTreatment, ...]:
 
 def backward_end_ms(plan: MemoryPlan, costs: Costs, simulation: Simulation) -> float:
     """Return when forward and backward end, in milliseconds: on the device, or later where the host issues longer."""
-    ends = [
-        end
-        for queue, action, _, end in simulation.timeline
-        if queue is Queue.COMPUTE and plan.graph.operations[plan.actions[action].target].phase is not Phase.OPTIMIZER
-    ]
-    calls = [target for kind, target in plan.actions if kind in COMPUTES]
-    issued = [each for each in calls if plan.graph.operations[each].phase is not Phase.OPTIMIZER]
+    begins = plan.graph.optimizer_begins
+    ran = ((plan.actions[at].target, end) for queue, at, _, end in simulation.timeline if queue is Queue.COMPUTE)
+    ends = [end for target, end in ran if target < begins]
+    issued = [target for kind, target in plan.actions if kind in COMPUTES and target < begins]
     return max([*ends, sum(costs.issue_ms[each] for each in issued) if costs.issue_ms else 0.0])
 
 

@@ -107,12 +107,8 @@ class Simulation:
     @cached_property
     def lifetimes(self) -> tuple[Lifetime, ...]:
         """All memory that the step takes, in the order of taking; an operation takes its scratch after its storages."""
-        return tuple(
-            sorted(
-                starmap(Lifetime, self.taken),
-                key=lambda each: (each.begin, each.action, each.storage < 0, each.storage),
-            )
-        )
+        found = starmap(Lifetime, self.taken)
+        return tuple(sorted(found, key=lambda each: (each.begin, each.action, each.storage < 0, each.storage)))
 
     @property
     def waits_for_host(self) -> bool:

@@ -15,7 +15,7 @@ from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.simulation.copies import CopyQueues, CopyRequest
 from ucudnn.memory.simulation.result import Queue, Simulation, TimelineEntry
 from ucudnn.memory.step.costs import Costs
-from ucudnn.memory.step.graph import Phase, StepOperation
+from ucudnn.memory.step.graph import StepOperation
 from ucudnn.units import bytes_down, bytes_up
 
 _ABSENT = -1
@@ -61,12 +61,8 @@ def fixed_bytes(plan: MemoryPlan, costs: Costs) -> int:
 
 def predicted_bytes(plan: MemoryPlan, costs: Costs, simulation: Simulation) -> int:
     """Return the most bytes that forward and backward of a plan take beyond those that exist before."""
-    operations = [target for kind, target in plan.actions if kind in COMPUTES]
-    found = [
-        size
-        for operation, size in zip(operations, simulation.running_bytes, strict=True)
-        if plan.graph.operations[operation].phase is not Phase.OPTIMIZER
-    ]
+    operations, ends = (target for kind, target in plan.actions if kind in COMPUTES), plan.graph.optimizer_begins
+    found = (size for each, size in zip(operations, simulation.running_bytes, strict=True) if each < ends)
     return max(found, default=0) - fixed_bytes(plan, costs)
 
 

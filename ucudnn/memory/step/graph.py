@@ -255,9 +255,7 @@ class StepGraph:
         PyTorch's optimizer runs by itself, so no plan can copy such a storage between its operations. It may be absent
         before the first of them.
         """
-        return tuple(
-            bool(accesses) and self.operations[accesses[-1]].phase is Phase.OPTIMIZER for accesses in self.accesses
-        )
+        return tuple(bool(each) and each[-1] >= self.optimizer_begins for each in self.accesses)
 
     @cached_property
     def read_versions(self) -> tuple[tuple[int, ...], ...]:
