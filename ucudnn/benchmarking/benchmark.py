@@ -200,20 +200,15 @@ class Benchmark:
             together = [each for each in missing if each not in self._together]
         else:
             together = [each for each in missing if not self._findings.discarded(each.problem)]
-        if together:
-            self._explore_together(together, parallel)
-        return [each for each in missing if self._findings.discarded(each.problem) or each not in together]
-
-    def _explore_together(self, requests: Sequence[Request], parallel: "Processes | Ranks") -> None:
-        found = parallel.explore(requests, self._measurer)
+        found = [*parallel.explore(together, self._measurer)] if together else []
         if parallel.collective:  # all ranks must know the same, so what only this one knew is forgotten
-            found = list(found)
             for request, exploration, _ in found:
                 self._findings.results.forget(exploration.parts(request.problem))
-            self._together.update(requests)
+            self._together.update(together)
         for finding in found:
             self._findings.add(finding)
             self._measurer.report(finding.request)
+        return [each for each in missing if self._findings.discarded(each.problem) or each not in together]
 
     def _least_in_slabs(self, request: Request, names: Sequence[str]) -> Iterator[MicroConfiguration]:
         """Return the micro-configuration with the smallest slabs, which need the least workspace."""

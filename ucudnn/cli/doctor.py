@@ -89,8 +89,8 @@ def examine(read: Callable[[], Settings]) -> list[Diagnosis]:
         _module("CuPy", "cupy", "Handle and the command line need it for GPUs", "cuda13", _cupy),
         _module("PyTorch", "torch", "`ucudnn.torch` and `ucudnn memory record` need it", "torch", _pytorch),
         _backend(settings),
-        _module("HiGHS", "highspy", "workspace division needs it", "", _version_of("highspy")),
-        _module("matplotlib", "matplotlib", "pictures need it", "plot", _version_of("matplotlib")),
+        _module("HiGHS", "highspy", "workspace division needs it", "", _version),
+        _module("matplotlib", "matplotlib", "pictures need it", "plot", _version),
         _compiler(),
         _database(settings.database),
     ]
@@ -129,14 +129,11 @@ def _module(part: str, name: str, use: str, extra: str, describe: Callable[[Any]
         return Diagnosis(part, PartState.BROKEN, f"{type(error).__name__}: {error}", remedy)
 
 
-def _version_of(name: str) -> Callable[[Any], str]:
-    def describe(_: Any) -> str:
-        try:
-            return version(name)
-        except PackageNotFoundError:  # a copy without metadata, as some distributions make them
-            return "of an unknown version"
-
-    return describe
+def _version(package: Any) -> str:
+    try:
+        return version(package.__name__)
+    except PackageNotFoundError:  # a copy without metadata, as some distributions make them
+        return "of an unknown version"
 
 
 def _cupy(cupy: Any) -> str:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import chain, repeat
 from pathlib import Path
 from shlex import join, quote
@@ -373,16 +374,10 @@ def _opened(
     graph = opened[0]
     if measured is not None:
         _RULES[2].refuse(typed, {_RULES[2].beside[0]: _RULES[2].beside[0]})
-        recorded, batch = measured, graph.batch
-
-        def costs_of(sized: StepGraph) -> Costs:
-            return recorded.scaled(sized.batch / batch)
-    else:
-
-        def costs_of(sized: StepGraph) -> Costs:
-            return device_costs(device, sized, options.algorithms)
-
-    return graph if options.batch is None else graph.with_batch(options.batch), costs_of, limit
+    batch, sized = graph.batch, graph if options.batch is None else graph.with_batch(options.batch)
+    if measured is None:
+        return sized, partial(device_costs, device, choice=options.algorithms), limit
+    return sized, lambda each: measured.scaled(each.batch / batch), limit
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from ucudnn.backends.bench import Following
 from ucudnn.benchmarking.exploration.pruning import BETWEEN, is_chain, traits_of
 from ucudnn.benchmarking.exploration.slab_explorer import SlabExplorer
 from ucudnn.benchmarking.exploration.state import State
-from ucudnn.benchmarking.request import Exploration, SlabDivision
+from ucudnn.benchmarking.request import Exploration
 from ucudnn.policy import divisions_within, equal_divisions, fitting_size, powers_of_two, varied_sizes
 from ucudnn.profiles.measurement import Algorithm, Measurement, MeasurementStatus
 from ucudnn.solvers.desirable import fastest
@@ -238,16 +238,13 @@ class Explorer:
 
     def run(self) -> Exploration:
         """Measure the micro-configurations and slabs that can matter; raises what `State.measure` does."""
+        least, offered = self._request.least_size, self._state.offered
         with self._state:
             for each in Schedule(self._state):
-                sizes = [size for size in each.sizes if size >= self._request.least_size]
-                if self._state.offered is not None:
-                    sizes = [size for size in sizes if size in self._state.offered]
+                sizes = [size for size in each.sizes if size >= least and (offered is None or size in offered)]
                 self._measure(Round(sizes, each.names, each.chain))
             sizes = sorted(self._state.tried)
-            divisions: list[SlabDivision] = []
-            if self._request.rows and sizes:
-                divisions = SlabExplorer(self._state, sizes[0]).run()
+            divisions = SlabExplorer(self._state, sizes[0]).run() if self._request.rows and sizes else []
         return Exploration(names=self._state.names, sizes=tuple(sizes), divisions=tuple(divisions))
 
     def _measure(self, group: Round) -> None:

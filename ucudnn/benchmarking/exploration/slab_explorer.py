@@ -6,14 +6,13 @@ tried for algorithms whose workspace is large for a total that others share. A d
 the fewest slabs that fit are the best.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from math import inf
 from typing import final
 
 from ucudnn.benchmarking.exploration.pruning import NO_TRAITS, Traits, traits_of
 from ucudnn.benchmarking.exploration.state import State
 from ucudnn.benchmarking.request import SlabDivision
-from ucudnn.configuration import MicroConfiguration
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.profiles.measurement import Algorithm, MeasurementStatus
 from ucudnn.slabs import Slab, slabs_by_problem
@@ -46,11 +45,7 @@ class SlabExplorer:
 
     def run(self) -> list[SlabDivision]:
         """Measure the slabs that can matter, and return the divisions of which all slabs were measured."""
-        if self._state.exhaustive:
-            rows = self._measure_everything()
-        else:
-            known = [micro for (size, _), micro in self._state.micros.items() if size == self._size]
-            rows = self._measure_what_matters(known, self._best_ms)
+        rows = self._measure_everything() if self._state.exhaustive else self._measure_what_matters()
         return [SlabDivision(self._size, each) for each in rows]
 
     def _measure_everything(self) -> list[int]:
@@ -71,13 +66,12 @@ class SlabExplorer:
                 found.append(rows)
         return found
 
-    def _measure_what_matters(self, known: Iterable[MicroConfiguration], worth_ms: float) -> list[int]:
-        undivided_ms = {}
-        for each in known:
+    def _measure_what_matters(self) -> list[int]:
+        undivided_ms, worth_ms, tried = dict[str, float](), self._best_ms, set[int]()
+        for each in (micro for (size, _), micro in self._state.micros.items() if size == self._size):
             undivided_ms[each.algorithm] = each.time_ms
             traits = self._traits(self._undivided.get(each.algorithm))
             self._points.append((each.workspace_bytes, each.time_ms, traits))
-        tried: set[int] = set()
         for undivided in self._candidates():
             for name in self._state.findings.backend.slab_names(undivided):
                 for rows, time_ms in self._try(name, undivided_ms.get(undivided, 0.0), worth_ms):

@@ -258,7 +258,10 @@ class State:
         self.measured += 1
         self.findings.results.put(part, found)
         if found.measured and algorithm.compiles and worth_ms < inf and self.has_uncompiled():
-            self._judge(algorithm, found.time_ms / worth_ms, whole=not slabs)
+            ratio = found.time_ms / worth_ms
+            fits = algorithm.workspace_bytes == 0 or self.fits(problem.batch, algorithm.name)
+            if ratio < FAR or (not slabs and fits):  # that it was far behind counts only if the limit allowed it
+                self.compile_filter.add(self.request, algorithm.name, ratio)
         if not found.measured:
             where = f"{f'slabs of {slabs[0].rows} rows of ' if slabs else ''}micro-batch {size} of {problem}"
             _LOG.info("%s at %s failed: %s", algorithm.name, where, found.reason)
@@ -269,9 +272,3 @@ class State:
         else:
             self._unsaved.append((part, found))
         return found
-
-    def _judge(self, algorithm: Algorithm, ratio: float, *, whole: bool) -> None:
-        """Tell the compile filter how slow an algorithm was; that it was far behind only if the limit allowed it."""
-        fits = algorithm.workspace_bytes == 0 or self.fits(self.request.problem.batch, algorithm.name)
-        if ratio < FAR or (whole and fits):
-            self.compile_filter.add(self.request, algorithm.name, ratio)
