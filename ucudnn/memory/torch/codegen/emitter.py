@@ -135,13 +135,11 @@ class Emitter:
     def wait(self, storage: int | None) -> None:
         """Let compute wait for the copies of a storage and collectives that access it, or for all of them."""
         self._await(*(() if storage is None else ({storage}, {storage})))
-        for each in sorted(self._leaving) if storage is None else [storage]:
-            if each in self._leaving:
-                self._wait_offload(each)
-        for each in sorted(self._arriving) if storage is None else [storage]:
-            if each in self._arriving:
-                self._code.line(f"transfers.wait_prefetch({each})")
-                self._arriving.remove(each)
+        for each in sorted(self._leaving if storage is None else self._leaving & {storage}):
+            self._wait_offload(each)
+        for each in sorted(self._arriving if storage is None else self._arriving & {storage}):
+            self._code.line(f"transfers.wait_prefetch({each})")
+            self._arriving.remove(each)
 
     def free(self, storage: int, held_by: int | None) -> None:
         """Free a storage, or hold it for an offload or a collective until the free of this action is released."""

@@ -191,7 +191,5 @@ def _phases(plan: MemoryPlan) -> tuple[int, int]:
 
 
 def _behind(actions: Sequence[Action], index: int) -> int:
-    index += 1
-    while index < len(actions) and actions[index].kind in _SETTLES:
-        index += 1
-    return index
+    later = range(index + 1, len(actions))
+    return next((each for each in later if actions[each].kind not in _SETTLES), len(actions))

@@ -50,7 +50,12 @@ def compiled_program(
         regions = {call.func: call for call in fused.calls if isinstance(call.func, FusedRegion)}
         ranks.check_same(str([each.func._opname for each in fused.calls]), "step")
         ranks.all(partial(_compile_all, regions, fused, stages))
-        _agree([*regions], ranks)
+        # On all ranks regions run as they are that do so on one of them, or are single operations there.
+        for rank, found in enumerate(ranks.every([(each.is_apart, each.reason) for each in regions])):
+            for region, (is_apart, reason) in zip(regions, found, strict=True):
+                region.is_apart |= is_apart
+                if reason and region.is_compiled:
+                    region.leave(f"rank {rank}: {reason}")
         if like is None and any(each.is_apart for each in regions):
             continue
         if like is not None or all(region is not None and region.is_compiled for region in _with_masks(fused.calls)):
@@ -70,15 +75,6 @@ def _compile_all(regions: Mapping[FusedRegion, TracedCall], program: StepProgram
             _try(region, call, program)
     if program.device.type == "cuda":  # the blocks of operands would stay in the allocator's cache
         torch.cuda.empty_cache()
-
-
-def _agree(regions: Sequence[FusedRegion], ranks: Agreement) -> None:
-    """Let regions run as they are on all ranks that do so on one of them, or be single operations there."""
-    for rank, found in enumerate(ranks.every([(each.is_apart, each.reason) for each in regions])):
-        for region, (is_apart, reason) in zip(regions, found, strict=True):
-            region.is_apart |= is_apart
-            if reason and region.is_compiled:
-                region.leave(f"rank {rank}: {reason}")
 
 
 def with_scratch(program: StepProgram, costs: Costs) -> Costs:

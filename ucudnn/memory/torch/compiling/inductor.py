@@ -6,7 +6,6 @@ Inductor keeps what it has compiled in its cache on disk, and finds it there by 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain
 from types import FunctionType
 from typing import Any
 
@@ -121,4 +120,4 @@ def backward_at_once() -> Iterator[None]:
 def shortened(error: Exception) -> str:
     """Return what a compiler or its code has raised, in one line."""
     lines = [each.strip() for each in f"{type(error).__name__}: {error}".splitlines()]
-    return next(chain((each for each in lines if each), ("",)))[:200]
+    return next(filter(None, lines), "")[:200]

@@ -317,10 +317,8 @@ _MASKS = ("attn_mask", "attn_bias")
 
 def _attention(call: _Call) -> PartRule | None:
     """Attention, whose samples lie along the first dimension; what is left beside them is the state of a generator."""
-    named: dict[TracedTensor, str] = {}
-    for argument in call.call.func._schema.arguments:
-        for each in tensors_in(call.call.argument(argument.name)):
-            named[each] = argument.name
+    names = [each.name for each in call.call.func._schema.arguments]
+    named = {each: name for name in names for each in tensors_in(call.call.argument(name))}
     inputs: list[tuple[TracedTensor | None, _Labels]] = []
     for each in call.call.inputs:
         carries = named[each].rstrip("_") in _OF_SAMPLES or (named[each] in _MASKS and len(each.shape) == 4)

@@ -209,10 +209,8 @@ class SegmentChoice:
             yield range(self._turn, self._turn)
             return
         first, last = min(readers), max(readers) + 1
-        before, behind = (
-            range(first - 1, max(self._turn, first - _BESIDE) - 1, -1),
-            range(last, min(self._end, last + _BESIDE)),
-        )
+        before = range(first - 1, max(self._turn, first - _BESIDE) - 1, -1)
+        behind = range(last, min(self._end, last + _BESIDE))
         starts = [first, *takewhile(lambda each: not self._blocks[each], before)]
         ends = [last, *(each + 1 for each in takewhile(lambda each: not self._blocks[each], behind))]
         crossing = self._crossing.__getitem__

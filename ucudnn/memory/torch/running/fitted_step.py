@@ -308,11 +308,9 @@ class FittedStep(nn.Module):
 
     def step_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "FittedStep | None":
         """Return the step that runs with arguments: this one or one of others; None where it is not planned yet."""
-        for given in ((args, kwargs), self._arguments.arranged(args, kwargs)):
-            for step in (self, *self._others):
-                if step._arguments.match(*given) is not None:
-                    return step
-        return None
+        forms = (args, kwargs), self._arguments.arranged(args, kwargs)
+        steps = ((step, form) for form in forms for step in (self, *self._others))
+        return next((step for step, form in steps if step._arguments.match(*form) is not None), None)
 
     def other(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "FittedStep":
         """Return the step of smaller arguments, or of others that need other gradients; it is planned where need be."""

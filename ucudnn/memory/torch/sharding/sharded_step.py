@@ -132,14 +132,6 @@ class Sharding:
         ends = [update_in_parts(given) for given, planned in pairs if "step" in vars(planned)]
         return ShardedStep(self._model, self, step, partial(made, accumulates=True), ends)
 
-    def reduced(self) -> None:
-        """Average the gradients that were accumulated."""
-        try:
-            self.accumulating.reduce()
-        except Exception as error:
-            self.roll.note_failure(error)
-            raise
-
     def _check(self, program: StepProgram) -> None:
         """Check that ranks compute alike, and that nothing but collectives reads parts of parameters.
 
@@ -228,7 +220,11 @@ class ShardedStep(nn.Module):
 
     def _average(self) -> None:
         self._ending = False  # another forward may have come before this backward, and its own is still to come
-        self._sharding.reduced()
+        try:
+            self._sharding.accumulating.reduce()
+        except Exception as error:
+            self._sharding.roll.note_failure(error)
+            raise
 
     def _main(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Return the step of arguments like the sample; the first that accumulates is planned by all ranks together."""

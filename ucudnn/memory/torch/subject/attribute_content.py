@@ -150,21 +150,17 @@ class AttributeContent:
                 self.views.append(value)
                 self._leaves[path] = _Leaf(kind, frozenset(entries_of(value)), shortened({*entries_of(value)}))
             else:
-                self._add_entries(value, path)
+                self._leaves[path] = _Leaf(kind, "", f"a {kind.__name__}")
+                if isinstance(value, dict):
+                    self.views += [value, dict.values(value)]
+                elif isinstance(value, (list, deque)):
+                    self.views.append(value)
+                for key, entry in dict.items(value) if isinstance(value, dict) else enumerate(entries_of(value)):
+                    name = f"{path}[{shortened(key)}]"
+                    self._add(entry, name if name not in self._leaves else f"{name}#{len(self._leaves)}")
         finally:
             del self._above[id(value)]
         return True
-
-    def _add_entries(self, value: Any, path: str) -> None:
-        kind = type(value)
-        self._leaves[path] = _Leaf(kind, "", f"a {kind.__name__}")
-        if isinstance(value, dict):
-            self.views += [value, dict.values(value)]
-        elif isinstance(value, (list, deque)):
-            self.views.append(value)
-        for key, entry in dict.items(value) if isinstance(value, dict) else enumerate(entries_of(value)):
-            name = f"{path}[{shortened(key)}]"
-            self._add(entry, name if name not in self._leaves else f"{name}#{len(self._leaves)}")
 
     def _add_object(self, value: Any, path: str) -> bool:
         if not isinstance(value, partial) and not is_plain(value):

@@ -175,11 +175,8 @@ def _called(
     """
     made: dict[TracedTensor, Tensor] = {}
     for tensor, (own, device) in small.items():
-        dtype, numbers = (
-            own.dtype,
-            torch.arange(own.extent, dtype=torch.float64, device="cpu") * 0.6180339887498949 + len(made) / 3,
-        )
-        numbers = numbers % 1.0 * 8.0 - 4.0
+        dtype, numbers = own.dtype, torch.arange(own.extent, dtype=torch.float64, device="cpu")
+        numbers = (numbers * 0.6180339887498949 + len(made) / 3) % 1.0 * 8.0 - 4.0
         if call.func._opname not in _ROWS and (dtype.is_floating_point or dtype.is_complex):
             for place, value in enumerate((0.0, -0.0, float("inf"), float("nan"))):
                 numbers[5 + 7 * place :: 89] = value

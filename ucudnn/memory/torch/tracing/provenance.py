@@ -107,9 +107,8 @@ class Provenance:
         if variable is not None:
             return self._owners.get(id(variable), ""), ""
         module, line = self._of_node.get(number or 0, ("", ""))
-        return module, short_line(
-            _calls(sys._getframe(1).f_back)
-        ) or line  # a line of a backward that the program defines
+        own = short_line(_calls(sys._getframe(1).f_back))  # a line of a backward that the program defines
+        return module, own or line
 
     def here(self, frame: FrameType) -> str:
         """Return the module and the line that a call comes from, as 'layer1 at model.py:61', for messages."""

@@ -106,9 +106,7 @@ class StepReads:
         if asks and "isinstance" not in table:
             table["isinstance"] = _is_instance_in_steps
             self._snapshot.undo(partial(table.pop, "isinstance", None))
-        for name in code.co_names:
-            if name not in table:
-                continue
+        for name in filter(table.__contains__, code.co_names):
             value = table[name]
             self._note_beside(table, name, f"global {name}")
             self._meet(value)

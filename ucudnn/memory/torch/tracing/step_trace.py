@@ -5,8 +5,8 @@ The step is traced below autograd, so nothing is computed and no memory is taken
 
 import gc
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import chain
 from typing import Any, final
@@ -238,7 +238,9 @@ class StepTracing:
                 if tensor.requires_grad:
                     sources[f"{key}.grad"] = tensor
                     self._sources.append((is_parameter, index))
-        with self._tracer, self._tracer.during(Phase.BACKWARD), self._noted_arrivals(sources.values()):
+        with self._tracer, self._tracer.during(Phase.BACKWARD), ExitStack() as hooks:
+            for number, tensor in enumerate(sources.values()):
+                hooks.enter_context(tensor.register_hook(lambda _, source=number: self._arrivals.append(source)))
             ends = [outputs[index] for index in self._used]
             with torch.no_grad():
                 grads = [
@@ -255,13 +257,6 @@ class StepTracing:
                 self._meet(Role.GRADIENT, label, gradient)
             self._gradients.append(None if gradient is None else self._tracer.describe(gradient))
         return [*gradients]
-
-    @contextmanager
-    def _noted_arrivals(self, sources: Iterable[Tensor]) -> Iterator[None]:
-        with ExitStack() as hooks:
-            for number, tensor in enumerate(sources):
-                hooks.enter_context(tensor.register_hook(lambda _, source=number: self._arrivals.append(source)))
-            yield
 
     def _built(
         self,
