@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from tests.support.plain_training import assert_same_bits, gradients_of
 from ucudnn.memory import budget
+from ucudnn.memory.torch.hooks import module_calls
 from ucudnn.memory.torch.hooks.host_store import HostStore
 from ucudnn.memory.torch.hooks.saved_memory import SavedMemory
 
@@ -132,20 +133,27 @@ def test_while_steps_need_nothing_hooks_see_few_tensors_and_another_size_shows_t
 
 
 def test_nobody_makes_room_within_a_module_whose_tensors_stay(packs, monkeypatch):
+    class Noted(nn.Tanh):
+        def forward(self, x):
+            owned.extend(each.memory.owner is self for each in steps)
+            return super().forward(x)
+
     class Deep(nn.Module):
         def __init__(self):
             super().__init__()
-            self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(20)))
+            self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), Noted()) for _ in range(20)))
             self.last = nn.Linear(WIDTH, 40 * WIDTH)
 
         def forward(self, x):
             return self.last(self.layers(x)).exp().sin().tanh()
 
+    owned, steps = [], []
     rooms, relieve, model = [0], SavedMemory.relieve, Deep()
-    with budget("1GiB") as within:
+    with budget("1GiB") as measured:
         trained(model, [ROWS])
     monkeypatch.setattr(SavedMemory, "relieve", lambda self: rooms.append(rooms.pop() + 1) or relieve(self))
-    with budget(int(1.3 * within.peak_bytes)) as within:
+    with budget(int(1.3 * measured.peak_bytes)) as within:
+        steps.append(within._begun)
         for _ in range(9):
             rooms.append(0)
             trained(model, [ROWS], packs)
@@ -155,6 +163,8 @@ def test_nobody_makes_room_within_a_module_whose_tensors_stay(packs, monkeypatch
         assert not uses[model].stays
     assert rooms[2] > 40
     assert 0 < rooms[-1] <= 8
+    assert len(owned) == 180
+    assert all(owned)  # errors name who runs
 
 
 def test_calls_that_are_repeated_drop_what_they_save_while_hooks_see_few_tensors(packs, monkeypatch):
@@ -167,6 +177,28 @@ def test_calls_that_are_repeated_drop_what_they_save_while_hooks_see_few_tensors
         assert_same_bits(trained(model, rows, packs), plain)
     assert within._begun.memory.recomputed.total() > 0
     assert any(use.stays for use in within._begun.calls._uses.values())
+    assert within.peak_bytes <= limit
+
+
+def test_a_far_larger_mini_batch_keeps_the_budget_where_small_calls_were_repeated(monkeypatch):
+    class Residual(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x):
+            y = torch.tanh(torch.sigmoid(self.first(x)) * 1.5)
+            return x + self.last(torch.tanh(torch.sigmoid(y + 1)))
+
+    monkeypatch.setattr(HostStore, "ms_per_byte", 1.0)  # copies are dear, so calls are repeated
+    monkeypatch.setattr(module_calls, "may_be_repeated", lambda module: type(module) is Residual)
+    torch.manual_seed(0)
+    model, limit = nn.Sequential(*(Residual() for _ in range(12))), 9 * 2**20
+    with budget(limit) as within:
+        for rows in [1024] * 7 + [5000] * 2:
+            model.zero_grad()
+            model(torch.randn(rows, WIDTH)).square().mean().backward()
+    assert within._begun.memory.recomputed.total() > 0
     assert within.peak_bytes <= limit
 
 

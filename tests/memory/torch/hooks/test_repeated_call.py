@@ -21,23 +21,21 @@ from ucudnn.memory.torch.hooks.saved_memory import SavedMemory
 
 CPU = torch.device("cpu")
 WIDTH = 8
+LIMIT = 0
+
+
+@pytest.fixture(autouse=True, params=[2**18, 2**10])
+def limit(request, monkeypatch):
+    """Let what calls save again stay, or leave, because it is more than an eighth of these bytes."""
+    monkeypatch.setattr(sys.modules[__name__], "LIMIT", request.param)
+    return request.param
 
 
 def new_memory(module):
-    memory = SavedMemory(CPU, Pressure(CountedBytes(2**30), 2**18, 0.0), HostStore(CPU, 2**30))
+    memory = SavedMemory(CPU, Pressure(CountedBytes(2**30), LIMIT, 0.0), HostStore(CPU, 2**30))
     for each in (*module.parameters(), *module.buffers()):
         memory.keep(each)
     return memory
-
-
-SIZE = 0
-
-
-@pytest.fixture(autouse=True, params=[100, 2**18])
-def size(request, monkeypatch):
-    """Let calls say that they save so many bytes: a small part of the limit stays when it is saved again."""
-    monkeypatch.setattr(sys.modules[__name__], "SIZE", request.param)
-    return request.param
 
 
 def repeated(module, *args, memory=None, tried=None, **kwargs):
@@ -46,7 +44,7 @@ def repeated(module, *args, memory=None, tried=None, **kwargs):
     def run(module, *args, **kwargs):
         return module(*args, **kwargs)
 
-    return RepeatedCall(memory or new_memory(module), run, module, SIZE, tried)(args, kwargs)
+    return RepeatedCall(memory or new_memory(module), run, module, 100, tried)(args, kwargs)
 
 
 NUMBERS, STATE, GENERATOR = itertools.count(), {"calls": 0}, torch.Generator()
@@ -190,7 +188,7 @@ def test_a_repeated_call_saves_nothing_and_gives_the_same_gradients():
         found[-1] = [each.clone() for each in found[-1]]
         assert torch.equal(torch.get_rng_state(), state)
     assert_same_bits(*found)
-    assert memory.recomputed[module] == SIZE
+    assert memory.recomputed[module] == 100
 
 
 OUTSIDE = [1, 2]
@@ -255,12 +253,30 @@ def test_hooks_and_compiled_modules_are_called_once():
     assert not may_be_repeated(module)
 
 
-def test_what_a_large_call_saves_again_can_leave_and_what_a_small_one_saves_stays(size):
-    module, seen = nn.Sequential(nn.Linear(WIDTH, 64), nn.Tanh(), nn.Linear(64, WIDTH), nn.Tanh()), []
-    memory = new_memory(module)
-    y = repeated(module, torch.randn(64, WIDTH), memory=memory)
-    given = sum(memory.owners().values())
-    hidden = y.grad_fn.next_functions[0][0]
-    hidden.register_prehook(lambda *_: seen.append(sum(memory.owners().values()) - given))
-    y.sum().backward()
-    assert [each >= 64 * 64 * 4 for each in seen] == [size == 2**18]
+@pytest.mark.parametrize(("part", "packed"), [(1, 4), (2 * 8, 2), (4 * 8, 0)])
+def test_an_eighth_of_the_limit_stays_of_what_a_call_saves_again_and_the_rest_can_leave(part, packed):
+    class Sines(nn.Module):
+        def forward(self, x):
+            for _ in range(5):
+                x = x.sin()  # saves its argument, so four results are saved
+            return x
+
+    module, seen = Sines(), []
+    memory, x = new_memory(module), torch.randn(64, WIDTH, requires_grad=True)
+    pack, memory.pressure.limit = memory.pack, part * x.nbytes
+    memory.pack = lambda tensor: seen.append(tensor.nbytes) or pack(tensor)
+    y = repeated(module, x, memory=memory)
+    for _ in range(2):
+        seen.clear()
+        y.sum().backward(retain_graph=True)
+        assert seen == packed * [x.nbytes]
+
+
+def test_sparse_tensors_that_are_saved_after_the_trial_stay():
+    class Sparse(nn.Module):
+        def forward(self, x):
+            return torch.sparse.mm(torch.eye(4).to_sparse(), x.sin()).cos()
+
+    x = torch.randn(4, WIDTH, requires_grad=True)
+    repeated(Sparse(), x).sum().backward()
+    assert torch.allclose(x.grad, -x.sin().sin() * x.cos())

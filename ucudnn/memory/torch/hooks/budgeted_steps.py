@@ -146,6 +146,7 @@ class BudgetedSteps:
     def close(self) -> None:
         """Bound the allocator no longer. What is saved still comes back when backward reads it."""
         self._open = self._tidies = False
+        self.memory.gradients.end()  # a backward that failed has not
         self.memory.settle()
         self._restore()
 

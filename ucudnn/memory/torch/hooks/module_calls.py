@@ -113,7 +113,11 @@ class ModuleCalls:
         if hooked is False and self.depth and use.stays and not use.repeated:
             if not module._modules:
                 self._look()
-            return _plain(module, *args, **kwargs)
+            memory.owner = module
+            try:
+                return _plain(module, *args, **kwargs)
+            finally:
+                memory.owner = before
         if not self.depth:
             self.begin()
             self._compare_sizes(use, args, kwargs)

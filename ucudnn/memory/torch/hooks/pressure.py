@@ -197,9 +197,10 @@ class Pressure:
             return 0
         return self.room(owner, 0, convolution)
 
-    def grew(self, size: int) -> None:
-        """Note bytes that were saved."""
+    def grew(self, size: int) -> bool:
+        """Note bytes that were saved; return whether it is time to look at what is alive."""
         self._since += size
+        return self.learning or self._since * _LOOKS >= self.limit
 
     def takes(self, owner: Any, size: int) -> bool:
         """Note bytes that a convolution of an owner takes for a while; return whether none was seen to take as many."""

@@ -17,12 +17,13 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ucudnn.errors import FittedStepError
+from ucudnn.memory.torch.device.storages import is_plain
 from ucudnn.memory.torch.hooks.call_effects import MOST_CLONED, CallEffects
 from ucudnn.memory.torch.hooks.saved_memory import SavedMemory
 from ucudnn.memory.torch.hooks.saved_tensors import KeptTensor, Packed, VersionCheck, storage_key
 from ucudnn.torch.device.compilation import never_compiled
 
-_SMALL_PART = 8  # of the limit; what calls save again that save less stays, because backward reads it next
+_STAYING_PART = 8  # of the limit, which stays of what a call saves again, because backward reads it next
 _PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout)
 _OF_ALL = vars(nn.Module()).keys() - {"_parameters", "_buffers", "_modules"}
 _OTHERS = {"OptimizedModule", "DistributedDataParallel", "FullyShardedDataParallel", "SyncBatchNorm", "ScriptModule"}
@@ -86,6 +87,7 @@ class RepeatedCall:
         self._tensors: list[weakref.ref[DroppedTensor]] = []
         self._arguments: set[int | None] = set()
         self._form: Any = None
+        self._stayed = 0  # bytes of what was saved again so far that stays
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the module, and drop what it saves."""
@@ -138,8 +140,8 @@ class RepeatedCall:
             assert packed.packed is not None
             return self._memory.unpack(packed.packed)
         if packed.packed is None:
+            self._stayed = 0
             self._repeat(self._save_again)
-            self._memory.relieve()
             self._memory.recomputed[self._module] += self._size
         found, packed.packed = packed.packed, None  # what is asked for again is recomputed
         if found is None:
@@ -154,11 +156,15 @@ class RepeatedCall:
     def _save_again(self, dropped: DroppedTensor, tensor: Tensor) -> None:
         if (tensor.dtype, tensor.shape) != dropped.form:
             raise self._differs(f"saves {tensor.dtype} {[*tensor.shape]} in the place of {dropped.form}")
-        if self._size * _SMALL_PART > self._memory.pressure.limit:
-            dropped.packed = self._memory.pack(tensor)
-        else:
-            dropped.packed = KeptTensor(tensor)
-            self._memory.pressure.grew(tensor.nbytes)
+        memory = self._memory
+        size = tensor.untyped_storage().nbytes() if is_plain(tensor) else memory.pressure.limit
+        if (self._stayed + size) * _STAYING_PART > memory.pressure.limit:
+            dropped.packed = memory.pack(tensor)
+            return
+        dropped.packed = KeptTensor(tensor)
+        self._stayed += size
+        if memory.pressure.grew(size):
+            memory.relieve()
 
     def _end_trial(self, *, same: bool) -> None:
         self._ended = True

@@ -57,13 +57,16 @@ class Agreement:
         exchange = self._exchange_now
         if exchange is None:
             return work()
+        found: _Found
+        failed: Exception | None = None
         try:
             found = work()
-        except Exception as error:  # the others wait
-            exchange(_sent(error))
-            self._raised = error
-            raise
-        exchange(None)
+        except Exception as error:  # noqa: BLE001  # the others wait
+            failed = error
+        exchange(None if failed is None else _sent(failed))
+        if failed is not None:
+            self._raised = failed
+            raise failed
         return found
 
     def refuse(self, error: Exception) -> bool:
