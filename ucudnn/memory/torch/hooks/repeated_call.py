@@ -93,7 +93,6 @@ class RepeatedCall:
         """Call the module, and drop what it saves."""
         module, memory = self._module, self._memory
         leaves: Sequence[Any] = args
-        self._form = None
         if kwargs or not _are_plain(args):
             leaves, self._form = tree_flatten((args, kwargs))
             if not _are_plain(leaves):
