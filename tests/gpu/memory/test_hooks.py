@@ -88,7 +88,8 @@ def front_trained(limit):
             assert len({each.grad.untyped_storage().data_ptr() for each in model.parameters()}) == 34
         if within is not None:  # the last step began with its memory in one piece, which no step took
             pressure = within._begun._pressure
-            assert pressure.cap - 2**26 < torch.cuda.memory_reserved() <= pressure.cap
+            # Kernels were left 64 MiB as that step began and 32 at its end, and a page has 20.
+            assert pressure.cap - 2**20 * (32 + 32 + 20) < torch.cuda.memory_reserved() <= pressure.cap
             assert pressure.most < 0.9 * pressure.cap
     return [each.cpu() for each in gradients_of(model)], moved, 0 if within is None else within.peak_bytes
 
