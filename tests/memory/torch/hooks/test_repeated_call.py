@@ -150,6 +150,28 @@ def test_a_repeated_call_has_the_attributes_of_the_first_one(calls):
     assert module.calls == calls + 1
 
 
+def test_a_repeated_call_has_the_names_of_attributes_of_the_first_one():
+    class Renames(nn.Linear):
+        def __init__(self):
+            super().__init__(WIDTH, WIDTH)
+            self.even = None
+
+        def forward(self, x):
+            name, other = ("even", "odd") if hasattr(self, "even") else ("odd", "even")
+            delattr(self, name)
+            setattr(self, other, None)
+            return super().forward(x * (2 if name == "even" else 3)).tanh()
+
+    module, x = Renames(), torch.randn(4, WIDTH)
+    twin = copy.deepcopy(module)
+    for _ in range(2):
+        repeated(module, x).sum().backward()
+        twin(x).sum().backward()
+        assert_same_bits([each.grad for each in module.parameters()], [each.grad for each in twin.parameters()])
+    assert hasattr(module, "even")
+    assert not hasattr(module, "odd")
+
+
 @pytest.mark.parametrize(
     ("module", "same"),
     [

@@ -9,6 +9,7 @@ repeated (`CallEffects`).
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from operator import is_
 from typing import Any, final
 
 import torch
@@ -107,13 +108,13 @@ class RepeatedCall:
         self._attributes = [(each, vars(each).copy()) for each in modules]
         parameters = (each for inside in modules for each in inside._parameters.values() if each is not None)
         self._versions = [(each, each._version) for each in parameters]
-        given, before = [(each, each._version) for each in tensors], _lengths(modules)
+        given, lengths = [(each, each._version) for each in tensors], _lengths(modules)
         effects = None if self._tried is None else CallEffects(module, modules)
         del leaves, tensors
         with saved_tensors_hooks(self._pack, self._unpack), nullcontext() if effects is None else effects.watched():
             found = self._run(module, *args, **kwargs)
         written = any(each._version != version for each, version in (*given, *self._versions))
-        if written or before != _lengths(modules) or (effects is not None and effects.found()):
+        if written or lengths != _lengths(modules) or (effects is not None and effects.found()):
             if self._tried is None:
                 raise self._differs("changes arguments, parameters or lists")
             self._end_trial(same=False)
@@ -121,7 +122,10 @@ class RepeatedCall:
 
     @never_compiled
     def _pack(self, tensor: Tensor) -> Packed | DroppedTensor:
-        if self._stays(tensor, self._arguments):
+        key = storage_key(tensor)
+        if key is not None and self._memory.is_kept(key):
+            return KeptTensor(tensor)
+        if key is not None and key in self._arguments:
             return self._memory.pack(tensor)
         dropped = DroppedTensor(self, tensor, None if self._tried is None else self._memory.pack(tensor))
         self._tensors.append(weakref.ref(dropped))
@@ -146,11 +150,6 @@ class RepeatedCall:
         if found is None:
             raise self._differs("saves fewer tensors")
         return self._memory.unpack(found)
-
-    def _stays(self, tensor: Tensor, arguments: set[int | None]) -> bool:
-        """Return whether a tensor that is saved is a parameter or an argument, and is not recomputed."""
-        key = storage_key(tensor)
-        return key is not None and (key in arguments or self._memory.is_kept(key))
 
     def _save_again(self, dropped: DroppedTensor, tensor: Tensor) -> None:
         if (tensor.dtype, tensor.shape) != dropped.form:
@@ -200,7 +199,8 @@ class RepeatedCall:
         @never_compiled
         def pack(tensor: Tensor) -> None:
             nonlocal count
-            if self._stays(tensor, own):
+            key = storage_key(tensor)
+            if key is not None and (key in own or memory.is_kept(key)):
                 return
             dropped = self._tensors[count]() if count < len(self._tensors) else None
             if dropped is not None:
@@ -271,14 +271,14 @@ def _autocasts(device: torch.device) -> list[tuple[Any, ...]]:
     return [(each, torch.get_autocast_dtype(each), torch.is_autocast_enabled(each), cached) for each in kinds]
 
 
-def _lengths(modules: list[nn.Module]) -> set[tuple[int, str, int]]:
+def _lengths(modules: list[nn.Module]) -> list[tuple[int, str, int]]:
     """Return the lengths of containers that are attributes of modules."""
-    return {
+    return [
         (at, name, len(value))
         for at, each in enumerate(modules)
-        for name in vars(each).keys() - _OF_ALL
-        if isinstance(value := vars(each)[name], (list, dict, set))
-    }
+        for name, value in vars(each).items()
+        if isinstance(value, (list, dict, set)) and name not in _OF_ALL
+    ]
 
 
 @contextmanager
@@ -291,8 +291,7 @@ def _as_before(attributes: list[tuple[nn.Module, dict[str, Any]]], own: set[int 
     found = [(each, vars(each).copy(), each._buffers.copy()) for each, _ in attributes]
     try:
         for each, before in attributes:
-            vars(each).clear()
-            vars(each).update(before)
+            _put_back(vars(each), before)
             for name, buffer in each._buffers.items():
                 if buffer is not None and buffer.nbytes <= MOST_CLONED:
                     each._buffers[name] = clone = buffer.detach().clone()
@@ -300,7 +299,11 @@ def _as_before(attributes: list[tuple[nn.Module, dict[str, Any]]], own: set[int 
         yield
     finally:
         for each, attributes_now, buffers in found:
-            vars(each).clear()
-            vars(each).update(attributes_now)
-            each._buffers.clear()
-            each._buffers.update(buffers)
+            _put_back(vars(each), attributes_now)
+            _put_back(each._buffers, buffers)
+
+
+def _put_back(values: dict[str, Any], before: dict[str, Any]) -> None:
+    if [*values] != [*before] or not all(map(is_, values.values(), before.values())):
+        values.clear()
+        values.update(before)
