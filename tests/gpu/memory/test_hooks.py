@@ -52,6 +52,36 @@ def test_a_convolution_that_is_met_within_a_budget_first_takes_the_algorithm_of_
     assert_same_bits(plain, found)
 
 
+class Waits(nn.Module):
+    """Takes what was queued away from the device, as an allocator does that unmaps pages."""
+
+    def forward(self, x):
+        torch.cuda.synchronize()
+        return x
+
+
+@pytest.mark.alone
+def test_modules_behind_one_that_waits_for_the_device_take_it_what_they_take_it(device):
+    model = nn.Sequential(*(each for _ in range(4) for each in (nn.Linear(1024, 1024), Waits(), nn.Tanh()))).cuda()
+    x = torch.randn(4096, 1024, device="cuda")
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    with budget("8GiB", device=device) as within:
+        for _ in range(3):
+            model(x).sum().backward()
+        uses = within._begun.calls._uses
+    torch.cuda._sleep(10**8)
+    begin.record()
+    for _ in range(20):
+        model[0](x)
+    end.record()
+    end.synchronize()
+    linear_ms = begin.elapsed_time(end) / 20
+    assert [uses[each].device_ms for each in model if isinstance(each, nn.Linear)] == pytest.approx(
+        [linear_ms] * 4, rel=0.5
+    )
+    assert uses[model].device_ms < 4 * (3 * linear_ms)
+
+
 class FrontAndLinears(nn.Module):
     """Convolutions of a long signal, and linear layers whose gradients come before theirs."""
 

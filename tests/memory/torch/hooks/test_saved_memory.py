@@ -2,6 +2,7 @@
 
 import random
 import weakref
+from time import perf_counter
 
 import pytest
 import torch
@@ -53,6 +54,7 @@ class LateStore:
 
     def __init__(self, draw):
         self.inner, self.draw, self.begun = HostStore(CPU, 2**30), draw, []
+        self.waiting = self.inner.waiting
         self.take, self.give_back = self.inner.take, self.inner.give_back
 
     def leave(self, source, piece):
@@ -178,11 +180,15 @@ def test_parts_of_a_storage_come_back_from_the_host_as_they_were_and_a_change_in
 
 
 def test_room_for_a_convolution_is_made_until_it_is_one_piece(monkeypatch):
-    memory = SavedMemory(CPU, Pressure(Saved(), 64_000, 0.0), HostStore(CPU, 2**30))
+    store = HostStore(CPU, 2**30)
+    memory = SavedMemory(CPU, Pressure(Saved(), 64_000, 0.0), store)
     saved = [memory.pack(torch.randn(500)) for _ in range(20)]
     asked, fits = [], iter([False, False, True, True])
     monkeypatch.setattr(SavedMemory, "_fits", lambda _, size: asked.append(size) or next(fits))
+    store.waits, begin = [], perf_counter()
     memory.make_room(8000)
+    ((first, last),), store.waits = store.waits, None  # one, with the copies in it
+    assert begin < first < last < perf_counter()
     assert asked == [9000] * 3
     assert memory.pressure.away == 2 * 2000
     memory.make_room(8000)  # a step that is learned has other holes than the one before

@@ -5,6 +5,8 @@ of its class. Pieces stay until the store goes, because pinning takes about a se
 """
 
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from time import perf_counter
 from typing import Any, NamedTuple, final
 
@@ -35,7 +37,7 @@ class HostStore:
 
     Attributes:
         limit: the most bytes that the pieces may have together; `taken_bytes` is what they have.
-        waits: where it is a list, marks of the device before and behind each wait for a copy are added to it.
+        waits: where it is a list, marks of the device before and behind each wait are added to it.
     """
 
     def __init__(self, device: torch.device, host_bytes: int | None) -> None:
@@ -88,13 +90,20 @@ class HostStore:
 
     def wait(self, event: Any) -> None:
         """Let what is computed from now on wait for an event; None is no event."""
-        if event is None or self._streams is None:
-            return
+        if event is not None and self._streams is not None:
+            with self.waiting():
+                self._streams.wait(event)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Mark a block in which the device waits as one wait, whatever waits in it."""
         waits = self.waits  # another thread may begin another step
-        begin = None if waits is None else mark(self._device)
-        self._streams.wait(event)
-        if waits is not None:
-            waits.append((begin, mark(self._device)))
+        if waits is None:
+            yield
+            return
+        begin, before = mark(self._device), len(waits)
+        yield
+        waits[before:] = [(begin, mark(self._device))]
 
     def settle(self) -> None:
         """Wait for all copies."""

@@ -60,7 +60,7 @@ class ModuleCalls:
         target: the bytes for which modules were chosen last.
         queues: whether a GPU is kept busy until a call was issued, so that marks show what the call takes it.
         guarding_s: returns the seconds that the host has taken to guard operations so far.
-        waits: marks around each wait for a copy so far, in the step that is recorded.
+        waits: marks around each wait of the device so far, in the step that is recorded.
     """
 
     def __init__(self, memory: SavedMemory) -> None:
@@ -290,9 +290,11 @@ class ModuleCalls:
 
     def _recorded(self, use: ModuleUse, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         met, on_gpu = perf_counter(), self._device.type == "cuda" and not torch.cuda.is_current_stream_capturing()
-        if on_gpu and self.queues and self.depth == 1:
-            keep_busy(self._device, min(use.passed_ms, _MOST_BUSY_MS) / 1e3)
         call = Call({_key(each) for each in tree_leaves((args, kwargs))}, mark(self._device))
+        if on_gpu and self.queues and torch.cuda.current_stream(self._device).query():  # it would wait for the host
+            keep_busy(self._device, min(use.passed_ms, _MOST_BUSY_MS) / 1e3)
+            self.waits.append((call.begin, mark(self._device)))
+            call.begin = self.waits[-1][1]
         depth, outer = len(self._stack), self._stack[-1] if self._stack else None
         self._stack.append(call)
         waited, begin, before = len(self.waits), perf_counter(), self._following_s + self.guarding_s()

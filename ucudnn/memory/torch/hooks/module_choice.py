@@ -28,7 +28,7 @@ class Call:
         begin, end: marks in the work of the device.
         host_ms: milliseconds of the host, without those that it takes to follow and guard what runs.
         passed_ms: those and the others.
-        waits: marks before and behind each copy for which the device waited meanwhile.
+        waits: marks before and behind each copy or piece of memory for which the device waited meanwhile.
         inner: the calls in it that are in no other one in it.
         starves: whether a GPU had begun with it before all of it was issued, so that it may have waited for the host.
         ended_at, back_at: the last event of the step before it ended, and the first that reads what it saved, counted
@@ -48,7 +48,7 @@ class Call:
     starves: bool = False
 
     def device_ms(self) -> float:
-        """Return what the call takes a device, which has ended it. What it waited for copies does not count.
+        """Return what the call takes a device, which has ended it. What it waited for memory does not count.
 
         While steps are learned, the host takes several times as long for a call as later. So a GPU that waits for the
         host says nothing but that it takes no longer than that.
@@ -64,7 +64,7 @@ class Call:
         return max(0.0, device_ms) + sum(each.device_ms() for each in inner)
 
     def waited_ms(self) -> float:
-        """Return the milliseconds for which the device waited for copies."""
+        """Return the milliseconds for which the device waited for memory."""
         return sum(passed_ms(*each) for each in self.waits)
 
 

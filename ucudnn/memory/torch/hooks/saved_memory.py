@@ -197,9 +197,10 @@ class SavedMemory:
 
         While steps are learned, or where none has taken as much, the room is one piece, an eighth larger: nobody knows
         what the workspace takes, holes between tensors are no use to it, and a convolution cannot be asked to try
-        again. To look for a piece takes longer than a convolution where the allocator must unmap pages for it.
+        again. To look for a piece takes longer than a convolution where the allocator must unmap pages for it. The
+        device has nothing to compute meanwhile, and that is no time of the module.
         """
-        with self._lock:
+        with self._lock, self._store.waiting():
             self._settle()
             is_new = self.pressure.takes(self.owner, size) or self.pressure.learning
             self._relieve(self.pressure.room(self.owner, 0, self.pressure.convolution_bytes(self.owner)))
