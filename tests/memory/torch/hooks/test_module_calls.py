@@ -117,6 +117,28 @@ def packs(monkeypatch):
     return found
 
 
+def unseen_of(within):
+    """Return the modules in which no call is followed; all in them stay, and none is repeated."""
+    uses = within._begun.calls._uses
+    found = [module for module, use in uses.items() if use.unseen]
+    assert all(sum(not each._modules for each in module.modules()) <= 16 for module in found)
+    for each in [inner for module in found for inner in module.modules() if inner in uses]:
+        assert uses[each].stays
+        assert not uses[each].repeated
+    return found
+
+
+def test_what_is_unseen_in_steps_of_one_size_may_be_seen_in_those_of_another():
+    model = model_of("blocks")
+    with budget(int(1.1 * peak_of("blocks", 2 * ROWS))) as within:
+        trained(model, [ROWS] * 9)
+        assert unseen_of(within)
+        for use in within._begun.calls._uses.values():
+            use.unseen = 1
+        trained(model, [2 * ROWS] * 6)
+        assert unseen_of(within)
+
+
 @pytest.mark.parametrize("kind", INNER)
 def test_while_steps_need_nothing_hooks_see_few_tensors_and_another_size_shows_them_all(packs, kind):
     rows = [ROWS] * 9 + [2 * ROWS] * 6
@@ -130,6 +152,7 @@ def test_while_steps_need_nothing_hooks_see_few_tensors_and_another_size_shows_t
     assert 0 < few < 0.8 * first
     assert packs[9] >= first
     assert 0 < packs[14] < 0.8 * first
+    assert unseen_of(within)
 
 
 def test_nobody_makes_room_within_a_module_whose_tensors_stay(packs, monkeypatch):
@@ -147,22 +170,27 @@ def test_nobody_makes_room_within_a_module_whose_tensors_stay(packs, monkeypatch
         def forward(self, x):
             return self.last(self.layers(x)).exp().sin().tanh()
 
-    owned, steps = [], []
-    rooms, relieve, model = [0], SavedMemory.relieve, Deep()
+    owned, steps, hooked = [], [], module_calls.ModuleCalls._hooked
+    rooms, asked, relieve, model = [0], [0], SavedMemory.relieve, Deep()
     with budget("1GiB") as measured:
         trained(model, [ROWS])
     monkeypatch.setattr(SavedMemory, "relieve", lambda self: rooms.append(rooms.pop() + 1) or relieve(self))
+    monkeypatch.setattr(module_calls.ModuleCalls, "_hooked", lambda self: asked.append(asked.pop() + 1) or hooked(self))
     with budget(int(1.3 * measured.peak_bytes)) as within:
         steps.append(within._begun)
         for _ in range(9):
             rooms.append(0)
+            asked.append(0)
             trained(model, [ROWS], packs)
         uses = within._begun.calls._uses
         assert uses[model.layers].stays
         assert uses[model.layers[3]].stays
         assert not uses[model].stays
+        assert {model.layers[3], model.layers[7][1]} <= {*unseen_of(within)}
     assert rooms[2] > 40
-    assert 0 < rooms[-1] <= 8
+    assert 5 <= rooms[-1] <= 8  # 41 calls without others inside
+    assert asked[2] > 60
+    assert 20 < asked[-1] <= 1 + 1 + 20 + 2 * 2  # within each of the 20 nobody asks
     assert len(owned) == 180
     assert all(owned)  # errors name who runs
 
@@ -170,13 +198,13 @@ def test_nobody_makes_room_within_a_module_whose_tensors_stay(packs, monkeypatch
 def test_calls_that_are_repeated_drop_what_they_save_while_hooks_see_few_tensors(packs, monkeypatch):
     monkeypatch.setattr(HostStore, "ms_per_byte", 1.0)  # copies are dear, so calls are repeated
     rows = [ROWS] * 20
-    model = model_of("blocks")
+    model = nn.Sequential(*(nn.Sequential(nn.Tanh(), each) for each in model_of("blocks")))
     plain = trained(copy.deepcopy(model), rows)
     limit, packs[:] = int(0.8 * peak_of("blocks", ROWS)), [0]
     with budget(limit) as within:
         assert_same_bits(trained(model, rows, packs), plain)
     assert within._begun.memory.recomputed.total() > 0
-    assert any(use.stays for use in within._begun.calls._uses.values())
+    assert unseen_of(within)
     assert within.peak_bytes <= limit
 
 

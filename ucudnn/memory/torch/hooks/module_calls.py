@@ -26,6 +26,7 @@ from ucudnn.memory.torch.hooks.saved_tensors import SavedStorage, storage_key
 from ucudnn.torch.device.compilation import never_compiled
 
 _ALIKE = 2  # steps that need little, after which hooks see few tensors
+_UNSEEN = 16  # calls without others inside, between which nobody looks
 _LOOKED_AT, _MORE = 8, 12  # each so many calls; that part of the limit more than before shows another step
 _COPIES = 2  # what leaves for the host is copied there and back
 _MOST_BUSY_MS = 200  # for which a GPU is kept busy
@@ -70,7 +71,7 @@ class ModuleCalls:
         self._memory, self._device = memory, memory.device
         self._uses: weakref.WeakKeyDictionary[nn.Module, ModuleUse] = weakref.WeakKeyDictionary()
         self._stack: list[Call] = []
-        self._quiet, self.trying, self.target = 0, False, 0
+        self._quiet, self._in_unseen, self.trying, self.target = 0, False, False, 0
         self.queues, self.guarding_s, self._following_s = False, lambda: 0.0, 0.0
         self.waits: list[tuple[Any, Any]] = []
         self._pack: Callable[[Tensor], Any] = lambda tensor: tensor
@@ -108,16 +109,22 @@ class ModuleCalls:
         """Call a module."""
         if self._quiet:
             return _plain(module, *args, **kwargs)
-        use = self._uses.get(module) or self._met(module)
-        memory, before, hooked = self._memory, self._memory.owner, self._hooked()
-        if hooked is False and self.depth and use.stays and not use.repeated:
-            if not module._modules:
-                self._look()
+        memory, before = self._memory, self._memory.owner
+        if self._in_unseen:
             memory.owner = module
             try:
                 return _plain(module, *args, **kwargs)
             finally:
                 memory.owner = before
+        use, hooked = self._uses.get(module) or self._met(module), self._hooked()
+        if hooked is False and self.depth and use.stays and not use.repeated:
+            if use.unseen:
+                self._look(use.unseen)
+            memory.owner, self._in_unseen = module, use.unseen > 0
+            try:
+                return _plain(module, *args, **kwargs)
+            finally:
+                memory.owner, self._in_unseen = before, False
         if not self.depth:
             self.begin()
             self._compare_sizes(use, args, kwargs)
@@ -174,6 +181,11 @@ class ModuleCalls:
         for module, use in self._uses.items():
             needed = module in seen or use.sizes is not None or self._memory.pressure.convolves(module)
             use.stays = bytes_seen >= least and not needed
+        for module, use in self._uses.items():
+            within = [(each, self._uses.get(each)) for each in module.modules()]
+            leaves = sum(not each._modules for each, _ in within)
+            are_unseen = all(met is None or (met.stays and not met.repeated) for _, met in within)
+            use.unseen = leaves if are_unseen and leaves <= _UNSEEN else 0
 
     def hook_all(self) -> None:
         """Let the hooks see all that is saved from now on."""
@@ -188,12 +200,13 @@ class ModuleCalls:
             use.sizes = sizes
             self.hook_all()
 
-    def _look(self) -> None:
+    def _look(self, leaves: int = 1) -> None:
         """Let the hooks see all if more is alive than at this call of the step before they began to see few."""
-        self._leaves += 1
-        if self._leaves % _LOOKED_AT:
+        before, pressure = self._leaves // _LOOKED_AT, self._memory.pressure
+        self._leaves += leaves
+        at = self._leaves // _LOOKED_AT
+        if at == before:
             return
-        at, pressure = self._leaves // _LOOKED_AT, self._memory.pressure
         pressure.grew(pressure.limit)  # so that relief looks: what hooks do not see counts for nobody
         self._memory.relieve()
         if self._alike == _ALIKE:

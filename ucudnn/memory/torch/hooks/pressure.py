@@ -21,7 +21,7 @@ _UNKNOWN = 16  # a module that did not run yet takes this part of the limit
 _MOST_UNMAPPED = 1.75  # times in this step, half of those in the one before, and so on
 _SCATTERED_STEPS = 64
 _SMALL_PART = 64  # of the limit; convolutions that take less find it anyway
-_LOOKS = 128  # while nothing is learned, what is alive is read after this part of the limit was saved
+_LOOKS = 64  # while nothing is learned, what is alive is read after this part of the limit was saved
 
 
 @final
