@@ -1,15 +1,15 @@
 """Steps that no plan can follow, and one that can, within budgets by hooks: their time and memory beside eager PyTorch.
 
-    python -m bench.memory.hooks                           # on a GPU, 220 s
+    python -m bench.memory.hooks                           # on a GPU, about 5 minutes
     python -m bench.memory.hooks --network mixtral
     python -m bench.memory.hooks --device cpu --small --out trial.json    # tries the script out
 
 Faster R-CNN comes from torchvision, a Mixtral of eight small experts and Wav2Vec2 with CTC from transformers, with
-random weights and data. Each network trains eagerly, within 80 and within 60 % of the eager peak, each in a process of
-its own. Behind the first steps, the processes take turns, because a host is not always as fast. A peak is the most
-of any step: bytes that PyTorch's allocator had reserved, and those beside it when the step ended; of the eager step,
-bytes of tensors and the latter. How often the allocator unmapped pages for want of memory is counted behind the first
-steps.
+random weights and data. Each network trains eagerly, within 80 and within 60 % of the eager peak, in turns, because a
+host is not always as fast. Each turn is a process of its own, alone on the GPU as training is, whose first steps do not
+count. A peak is the most of any step: bytes that PyTorch's allocator had reserved, and those beside it when the step
+ended; of the eager step, bytes of tensors and the latter. How often the allocator unmapped pages for want of memory is
+counted behind the first steps.
 """
 
 import json
@@ -21,7 +21,7 @@ from contextlib import nullcontext
 from importlib import import_module
 from statistics import median
 from time import perf_counter
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,8 +35,7 @@ from ucudnn.memory.torch.device.stated_budget import outside_bytes
 from ucudnn.units import format_bytes
 
 SHARES = (0.8, 0.6)
-WARM = 20
-TURNS, IN_TURN = 12, 3  # the first step of a turn does not count
+WARM, COUNTED, TURNS = 20, 15, 2  # steps of a turn that do not count, and those that do
 Setting = tuple[nn.Module, Callable[[], Tensor]]  # a model and what returns its loss
 
 
@@ -93,115 +92,73 @@ NETWORKS = {"faster_rcnn": detector, "mixtral": mixtral, "wav2vec2": speech, "re
 
 
 def trial(arguments: Namespace) -> None:
-    """Train a new model in this process, within the bytes that a line of the input says, or eagerly for 0.
-
-    A line of JSON says that steps are as they will be. One with times follows for each further line of the input, and
-    one with the peak at its end.
-    """
+    """Train a new model in this process within some bytes, or eagerly for 0; print times and the peak."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     torch.manual_seed(0)
-    device, on_gpu = arguments.device, arguments.device == "cuda"
+    device, on_gpu, limit = arguments.device, arguments.device == "cuda", arguments.limit
     where = torch.device(device, torch.cuda.current_device()) if on_gpu else torch.device(device)
     model, loss = NETWORKS[arguments.network](device, small=arguments.small)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
-    limit = int(sys.stdin.readline())
     block: Any = budget(limit or "1024GiB", device=where) if limit or not on_gpu else nullcontext()
-    peak, within, error, before = 0, None, "", 0
-
-    def step() -> float:
-        nonlocal peak
-        begin = perf_counter()
-        optimizer.zero_grad()
-        loss().backward()
-        optimizer.step()
-        if on_gpu:
-            torch.cuda.synchronize()
-        ms = (perf_counter() - begin) * 1e3
-        if within is not None:
-            peak = max(peak, within.peak_bytes, torch.cuda.memory_reserved() + outside_bytes(where))
-        else:
-            peak = torch.cuda.max_memory_allocated() + outside_bytes(where)
-        return ms
-
+    peak, within, error, times, before = 0, None, "", list[float](), 0
     try:
         with block as within:
-            warm = [step() for _ in range(WARM)]
-            before = torch.cuda.memory_stats()["num_alloc_retries"] if on_gpu else 0
-            print(json.dumps({"warm_ms": [round(each, 1) for each in warm], "peak": peak}), flush=True)
-            for _ in sys.stdin:
-                times = [step() for _ in range(IN_TURN)]
-                print(json.dumps([round(each, 2) for each in times[1:]]), flush=True)
+            for _ in range(WARM + COUNTED):
+                if on_gpu and len(times) == WARM:
+                    before = torch.cuda.memory_stats()["num_alloc_retries"]
+                begin = perf_counter()
+                optimizer.zero_grad()
+                loss().backward()
+                optimizer.step()
+                if on_gpu:
+                    torch.cuda.synchronize()
+                times.append(round((perf_counter() - begin) * 1e3, 2))
+                if within is not None:
+                    peak = max(peak, within.peak_bytes, torch.cuda.memory_reserved() + outside_bytes(where))
+                else:
+                    peak = torch.cuda.max_memory_allocated() + outside_bytes(where)
     except UcudnnError as refused:
         error = f"{type(refused).__name__}: {refused}"
     unmapped = torch.cuda.memory_stats()["num_alloc_retries"] - before if on_gpu else 0
-    found = {"peak": peak, "error": error, "report": within.report() if within else "", "unmapped": unmapped}
-    print(json.dumps(found), flush=True)
+    found = {"budget": limit, "warm_ms": times[:WARM], "steps_ms": times[WARM:], "peak": peak, "error": error}
+    name = torch.cuda.get_device_name() if on_gpu else "CPU"
+    print(json.dumps({**found, "unmapped": unmapped, "report": within.report() if within else "", "device": name}))
 
 
-@final
-class Trial:
-    """A process that trains one model in one way."""
-
-    def __init__(self, arguments: Namespace) -> None:
-        options = ["--network", arguments.network, "--device", arguments.device]
-        command = [sys.executable, "-m", "bench.memory.hooks", "--here", *options]
-        self._process = subprocess.Popen(
-            [*command, *(["--small"] if arguments.small else [])],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.found: dict[str, Any] = {"budget": 0, "steps_ms": [], "peak": 0, "error": "", "report": ""}
-
-    def begin(self, limit: int) -> None:
-        """Let it train within some bytes, until its steps are as they will be."""
-        self.found["budget"] = limit
-        self._ask(f"{limit}\n")
-        self._take(self._line())
-
-    def measure(self) -> None:
-        """Let it train for some steps, while the other processes wait."""
-        if not self.found["error"]:
-            self._ask("\n")
-            found = self._line()
-            if isinstance(found, list):
-                self.found["steps_ms"] += found
-            else:
-                self._take(found)
-
-    def end(self) -> dict[str, Any]:
-        """Return what it found."""
-        if not self.found["error"]:
-            assert self._process.stdin is not None
-            self._process.stdin.close()
-            self._take(self._line())
-        self._process.wait()
-        shown = self.found["steps_ms"] or [0.0]
-        return {"ms": median(shown), "least_ms": min(shown), "most_ms": max(shown), **self.found}
-
-    def _ask(self, text: str) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(text)
-        self._process.stdin.flush()
-
-    def _line(self) -> Any:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        return json.loads(line) if line else {"error": f"the process ended with {self._process.wait()}"}
-
-    def _take(self, found: dict[str, Any]) -> None:
-        self.found |= {**found, "peak": max(self.found["peak"], found.get("peak", 0))}
+def turn(arguments: Namespace, limit: int) -> dict[str, Any]:
+    """Return what a process finds that trains within some bytes."""
+    command = [sys.executable, "-m", "bench.memory.hooks", "--limit", str(limit)]
+    command += ["--network", arguments.network, "--device", arguments.device, *["--small"] * arguments.small]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        error = f"the process ended with {done.returncode}"
+        return {"budget": limit, "warm_ms": [], "steps_ms": [], "peak": 0, "error": error, "unmapped": 0, "report": ""}
+    return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
 def compare(arguments: Namespace) -> dict[str, dict[str, Any]]:
     """Return what eager steps and those within shares of their peak take, which are measured in turns."""
-    trials = {share: Trial(arguments) for share in (1.0, *SHARES)}  # to load a model takes longer than to train it
-    for share, each in trials.items():
-        each.begin(int(trials[1.0].found["peak"] * share) if share < 1 else 0)
+    turns: dict[float, list[dict[str, Any]]] = {share: [] for share in (1.0, *SHARES)}
     for _ in range(TURNS):
-        for each in trials.values():
-            each.measure()
-    return {str(share): {"share": share, **each.end()} for share, each in trials.items()}
+        for share, found in turns.items():
+            found.append(turn(arguments, int(turns[1.0][0]["peak"] * share) if share < 1 else 0))
+    return {str(share): {"share": share, **merged(found)} for share, found in turns.items()}
+
+
+def merged(turns: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return what several turns found: all times, the largest peak and the last report."""
+    steps = [ms for each in turns for ms in each["steps_ms"]]
+    shown = steps or [0.0]
+    return {
+        **turns[-1],
+        "ms": median(shown),
+        "least_ms": min(shown),
+        "most_ms": max(shown),
+        "steps_ms": steps,
+        "peak": max(each["peak"] for each in turns),
+        "error": next((each["error"] for each in turns if each["error"]), ""),
+        "unmapped": sum(each["unmapped"] for each in turns),
+    }
 
 
 def main() -> bool:
@@ -210,15 +167,13 @@ def main() -> bool:
     parser.add_argument("--network", choices=NETWORKS, help="this one only")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--small", action="store_true", help="small models, to try the script out")
-    parser.add_argument("--here", action="store_true", help="train one model in this process")
+    parser.add_argument("--limit", type=int, help="train one network in this process within some bytes, 0 for all")
     add_commit(parser)
     arguments = parser.parse_args()
-    if arguments.here:
+    if arguments.limit is not None:
         trial(arguments)
         return True
-    name = torch.cuda.get_device_name() if arguments.device == "cuda" else "CPU"
-    conditions = {**cpu_conditions("torch", "torchvision", "transformers"), "device": name, "small": arguments.small}
-    kept = True
+    versions, kept = cpu_conditions("torch", "torchvision", "transformers"), True
     for network in [arguments.network] if arguments.network else NETWORKS:
         trials = compare(Namespace(**{**vars(arguments), "network": network}))
         for found in trials.values():
@@ -226,17 +181,15 @@ def main() -> bool:
             fast = found["share"] != SHARES[0] or arguments.small or found["of_eager"] <= 1.25
             within = not found["budget"] or found["peak"] <= found["budget"]
             kept = kept and not found["error"] and fast and within
-            note(f"{found['error']}\n{found['report']}\nunmapped: {found.get('unmapped')}")
-            note(f"warm: {found.get('warm_ms')}\nsteps: {found['steps_ms']}")
+            note(f"{found['error']}\n{found['report']}\nunmapped: {found['unmapped']}")
+            note(f"warm: {found['warm_ms']}\nsteps: {found['steps_ms']}")
             shown = [f"{found[key]:.1f}" for key in ("ms", "least_ms", "most_ms")]
             sizes = [format_bytes(found[key]) for key in ("peak", "budget")]
             line = [network, str(found["share"]), *shown, f"{found['of_eager']:.3f}", *sizes]
             print(" | ".join(line), flush=True)
-        save_case(
-            out_of(arguments),
-            network,
-            {"conditions": {**conditions, "commit": commit_of(arguments)}, "trials": trials},
-        )
+        device = trials["1.0"].get("device", "")
+        conditions = {**versions, "device": device, "small": arguments.small, "commit": commit_of(arguments)}
+        save_case(out_of(arguments), network, {"conditions": conditions, "trials": trials})
     return kept
 
 

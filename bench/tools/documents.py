@@ -501,8 +501,8 @@ def sharded() -> Iterable[Row]:
 
 HOOKED = {
     "wav2vec2": "Wav2Vec2 with CTC, 8 of 10 s",
-    "faster_rcnn": "Faster R-CNN, 8 of 800²",
     "mixtral": "Mixtral of 8 small experts, 8 x 1024",
+    "faster_rcnn": "Faster R-CNN, 8 of 800²",
     "resnet50": "ResNet-50 256, NHWC",
 }
 
