@@ -359,7 +359,11 @@ def test_recurrent_layers_of_cudnn_are_refused_by_name_although_their_backward_c
         (Again(0.3), ROWS, r"draws random numbers in backward .*: fit the model without it"),
         (Called(lambda y: y * y[y > 0].sum()), ROWS, r"depends on values .*use torch\.where"),
         (Called(lambda y: y * float(y.sum())), ROWS, "reads the value of a tensor"),
-        (nn.Embedding(9, 4, sparse=True), (torch.zeros(6, dtype=torch.long), ROWS[1]), r"use Embedding\(sparse=False"),
+        (
+            nn.Embedding(9, 4, sparse=True),
+            (torch.zeros(6, dtype=torch.long), ROWS[1]),
+            r"dense ones, as with Embedding\(sparse=False",
+        ),
     ],
 )
 def test_models_without_a_plan_are_refused_with_a_way_out(model, inputs, message):

@@ -131,7 +131,6 @@ class Subclass(torch.Tensor):
         "return (y * (1 + y.detach().untyped_storage()[0])).sum()",
         "return (y * y.detach().share_memory_()).sum()",
         "return y.tensor_split(torch.tensor([3, 5]))[0].sum()",
-        "return y.to_mkldnn().to_dense().sum()",
     ],
 )
 def test_what_only_tensors_without_memory_cannot_do_is_refused_and_runs_by_hooks(lines):
@@ -141,6 +140,21 @@ def test_what_only_tensors_without_memory_cannot_do_is_refused_and_runs_by_hooks
     with pytest.raises(StepGraphError, match=words) as caught:
         fit(Applied(lines), (torch.randn(SIZE, SIZE),))
     assert str(caught.value).count("\n") < 3
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ("return y.to_sparse().to_dense().sum()", "makes a sparse tensor, .*: use dense ones"),
+        # From PyTorch 2.14 on there are fakes of them, and the step itself would fail.
+        ("return y.to_mkldnn().to_dense().sum()", r"OpaqueTensorImpl|makes a torch\._mkldnn tensor, .*: leave it to"),
+    ],
+)
+def test_tensors_without_strides_are_refused_and_run_by_hooks(lines, words):
+    pair = Pair((Applied(lines), (torch.randn(SIZE, SIZE),), None), policy="hooks", budget="1MiB")
+    pair.check(pair.backward)
+    with pytest.raises(StepGraphError, match=rf"^\S+ at .*_checks\.py:\d+ .*({words})[^\n]*\n.*hooks"):
+        fit(Applied(lines), (torch.randn(SIZE, SIZE),))
 
 
 def test_an_operator_that_fails_on_fake_tensors_is_not_logged_too(fakes_log):

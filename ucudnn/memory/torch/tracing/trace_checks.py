@@ -59,11 +59,6 @@ def explained(tracer: Tracer) -> Iterator[None]:
         ) from error
     except (RuntimeError, AssertionError) as error:
         reason = str(error)
-        if isinstance(error, NotImplementedError) and "Sparse" in reason:
-            raise StepGraphError(
-                f"{told(tracer.place)} makes a sparse tensor, which has no storage that a plan could hold: use"
-                " Embedding(sparse=False)"
-            ) from error
         if "use_reentrant=True" in reason:
             raise StepGraphError(
                 "the step calls torch.utils.checkpoint(use_reentrant=True), whose backward begins another one, and a"

@@ -292,6 +292,13 @@ class Tracer(EagerOperators):
             raise StepGraphError(
                 f"{told(self.place)} makes a nested tensor, which has no shape that a plan could hold: use padded ones"
             )
+        if tensor.layout is not torch.strided:  # a fake may have a storage all the same
+            is_sparse = "sparse" in str(tensor.layout)
+            instead = "use dense ones, as with Embedding(sparse=False)" if is_sparse else "leave it to the loop"
+            raise StepGraphError(
+                f"{told(self.place)} makes a {'sparse' if is_sparse else tensor.layout} tensor, which has no storage"
+                f" that a plan could hold: {instead}"
+            )
         storage = tensor.untyped_storage()
         storages, size = self._trace.storages, storage.nbytes()
         index = self.find(tensor)
