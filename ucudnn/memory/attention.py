@@ -82,7 +82,7 @@ class AdditiveAttention(nn.Module):
         """
         keys = self.keys(memory) if keys is None else keys
         self._check(query, memory, padding, keys)
-        scores = _additive_scores(self.query(query), keys, self.score)
+        scores: Tensor = _AdditiveScores.apply(self.query(query), keys, self.score)  # type: ignore[no-untyped-call]
         if padding is not None:
             scores = scores.masked_fill(padding.unsqueeze(1), float("-inf"))
         weights = torch.softmax(scores, -1)
@@ -133,11 +133,6 @@ class _AdditiveScores(torch.autograd.Function):
             of_queries[:, step] = of_sum.sum(1)
             of_keys = of_sum if of_keys is None else of_keys.add_(of_sum)
         return of_queries, of_keys, None if of_score is None else of_score.to(score.dtype)
-
-
-def _additive_scores(queries: Tensor, keys: Tensor, score: Tensor) -> Tensor:
-    found: Tensor = _AdditiveScores.apply(queries, keys, score)  # type: ignore[no-untyped-call]
-    return found
 
 
 def _tanh_of_sum(queries: Tensor, keys: Tensor, step: int) -> Tensor:
