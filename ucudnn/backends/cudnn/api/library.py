@@ -107,11 +107,8 @@ class Library:
         """Return the exception for a status, with its name, an explanation and cuDNN's last error text."""
         explanation = _EXPLANATIONS.get(status) or _EXPLANATIONS.get(status // 1000 * 1000, "")
         details = "; ".join(text for text in (explanation, self._last_error()) if text)
-        return CudnnError(status, f"{self.status_name(status)} from {name} (cuDNN {self.version_text}): {details}")
-
-    def status_name(self, status: int) -> str:
-        """Return the name of a status, such as CUDNN_STATUS_BAD_PARAM (cudnnGetErrorString)."""
-        return (self._error_string(status) or b"").decode(errors="replace")
+        what = (self._error_string(status) or b"").decode(errors="replace")  # such as CUDNN_STATUS_BAD_PARAM
+        return CudnnError(status, f"{what} from {name} (cuDNN {self.version_text}): {details}")
 
     def _last_error(self) -> str:
         text = ctypes.create_string_buffer(1024)
