@@ -92,11 +92,6 @@ class GatheredModel(nn.Module):
             args, kwargs = cast((args, kwargs))
             return cast_output(self.module(*args, **kwargs))
 
-    @property
-    def has_gradients(self) -> bool:
-        """Whether there are gradients that no rank has averaged."""
-        return any(each.grad is not None for each in self.accumulated)
-
     def reduce(self) -> None:
         """Average the whole gradients that were accumulated, and leave each rank its rows of the means."""
         for shard, whole in zip(self._trained, self.accumulated, strict=True):

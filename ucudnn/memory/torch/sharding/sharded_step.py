@@ -230,7 +230,8 @@ class ShardedStep(nn.Module):
         """Return the step of arguments like the sample; the first that accumulates is planned by all ranks together."""
         sharding, main = self._sharding, self._step
         self._averages_now, self._ending = self._averages, False
-        accumulates = not self._averages or sharding.accumulating.has_gradients
+        # Gradients that are there are those that no rank has averaged.
+        accumulates = not self._averages or any(each.grad is not None for each in sharding.accumulating.accumulated)
         if accumulates not in self._steps:
             begins = sharding.exchange(_UNPLANNED if main.step_of(args, kwargs) is main else -_UNPLANNED)
             if {*begins} != {_UNPLANNED}:
