@@ -35,7 +35,13 @@ class HiddenSwapPolicy:
     def plan(self, graph: StepGraph, costs: Costs, budget: int | None) -> MemoryPlan:
         """Return the plan of a step; raise a BudgetError if the plan's peak is above the budget."""
         check_budget(graph, costs, budget)
-        leaving = _that_leave(graph, costs)
+        ends = [*accumulate(costs.time_ms)]
+        free_ms, leaving = 0.0, []  # those whose copies end within forward, in the order of their copies
+        for swap in sorted(storage_swaps(graph), key=lambda each: (each.written, each.storage)):
+            end = max(free_ms, ends[swap.written]) + graph.sizes[swap.storage] / costs.offload_bytes_per_ms
+            if end <= ends[graph.backward_begins - 1]:
+                free_ms = end
+                leaving.append(swap)
 
         def with_copies(count: int) -> MemoryPlan:
             return swap_plan(_NAME, graph, *_that_return(graph, costs, leaving[:count]), budget)
@@ -52,18 +58,6 @@ class HiddenSwapPolicy:
         if not fitting:
             check_need(_NAME, graph, found[0].peak_bytes, budget)
         return plans[min(fitting, key=lambda index: found[index].offloaded_bytes)]
-
-
-def _that_leave(graph: StepGraph, costs: Costs) -> list[StorageSwap]:
-    """Return the storages whose copies end within forward, in the order of their copies."""
-    ends = [*accumulate(costs.time_ms)]
-    free_ms, found = 0.0, []
-    for swap in sorted(storage_swaps(graph), key=lambda each: (each.written, each.storage)):
-        end = max(free_ms, ends[swap.written]) + graph.sizes[swap.storage] / costs.offload_bytes_per_ms
-        if end <= ends[graph.backward_begins - 1]:
-            free_ms = end
-            found.append(swap)
-    return found
 
 
 def _that_return(
