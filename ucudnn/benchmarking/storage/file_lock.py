@@ -113,7 +113,11 @@ def _opened(path: Path) -> TextIO:
         number = os.open(lock, flags, 0o644)
         reason = _refused(number, path)
         if reason is None:
-            _let_same_users_in(number, path)
+            with suppress(OSError):  # there is no database yet, or another user made the lock
+                found = path.stat()
+                if not os.geteuid():
+                    os.fchown(number, found.st_uid, found.st_gid)
+                os.fchmod(number, stat.S_IMODE(found.st_mode) & 0o666)  # who may write the file may lock it, too
             return os.fdopen(number, "r+", encoding="ascii", errors="replace")
         os.close(number)
     raise FileExistsError(errno.EEXIST, f"{lock} {reason}, and no lock of ucudnn: move it away")
@@ -132,15 +136,6 @@ def _refused(number: int, path: Path) -> str | None:
     # A system that loses its power may leave zeros.
     is_note = content.startswith(_NOTE.encode()) or not content.strip(b"\0")
     return None if is_note and len(content) <= _MOST_BYTES else "has other content"
-
-
-def _let_same_users_in(number: int, path: Path) -> None:
-    """Let all who may write a database lock it, too, as SQLite does for its logs."""
-    with suppress(OSError):  # there is no database yet, or another user made the lock
-        found = path.stat()
-        if not os.geteuid():
-            os.fchown(number, found.st_uid, found.st_gid)
-        os.fchmod(number, stat.S_IMODE(found.st_mode) & 0o666)
 
 
 def make_private(folder: Path) -> None:
