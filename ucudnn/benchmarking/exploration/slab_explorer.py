@@ -6,6 +6,7 @@ tried for algorithms whose workspace is large for a total that others share. A d
 the fewest slabs that fit are the best.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from math import inf
 from typing import final
@@ -130,12 +131,9 @@ class SlabExplorer:
 
     def _fitting(self, name: str) -> list[int]:
         """Return the numbers of rows at which an algorithm fits the limit, in descending order; fewer need less."""
-        low, high = 0, len(self._request.rows)
-        while low < high:
-            middle = (low + high) // 2
-            own = self._needs(self._request.rows[middle], name)
-            low, high = (low, middle) if own is None or own <= self._request.limit_bytes else (middle + 1, high)
-        return list(self._request.rows[low:])
+        limit = self._request.limit_bytes
+        first = bisect_left(self._request.rows, True, key=lambda rows: (self._needs(rows, name) or 0) <= limit)
+        return list(self._request.rows[first:])
 
     def _measure_all(self, rows: int, name: str, worth_ms: float) -> tuple[float, bool]:
         """Return the milliseconds of the slabs that were measured, and whether all slabs were.
