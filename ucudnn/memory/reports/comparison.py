@@ -147,9 +147,11 @@ class PolicyComparison:
         cost += f" {format_bytes(done.peak_bytes)} of {format_bytes(own)}"
         policy = "" if row.policy.startswith(AUTO) else f', policy="{row.policy}"'
         policy += (", divide=True" if self.divided else "") + (", mesh=mesh" if self.link else "")
+        size = self.budget or done.peak_bytes
+        units = (("GiB", 2**30), ("MiB", 2**20))  # exactly, in the form in which people type them
+        budget = next((f'"{size // factor}{unit}"' for unit, factor in units if size % factor == 0), str(size))
         return (
-            f"{cost}: step = ucudnn.memory.fit(model, (x, y), loss=loss, optimizer=optimizer,"
-            f" budget={_typed_bytes(self.budget or done.peak_bytes)}{policy})"
+            f"{cost}: step = ucudnn.memory.fit(model, (x, y), loss=loss, optimizer=optimizer, budget={budget}{policy})"
         )
 
     def lines(self) -> list[str]:
@@ -252,12 +254,6 @@ def _planned(name: str, graph: StepGraph, costs: Costs, budget: int | None, seco
     if name != AUTO:
         return with_early_collectives(find_policy(name).plan(graph, costs, budget), costs)
     return make_plan(graph, costs, budget, AUTO, search=PlanSearch(seconds))
-
-
-def _typed_bytes(size: int) -> str:
-    """Return bytes exactly, in the form in which people type them."""
-    units = (("GiB", 2**30), ("MiB", 2**20))
-    return next((f'"{size // factor}{unit}"' for unit, factor in units if size % factor == 0), str(size))
 
 
 def _slower(time: float, fastest: float) -> str:
