@@ -304,25 +304,22 @@ class KernelPlans:
     def _decide(self, missing: list[Entry]) -> None:
         begin = perf_counter()
         try:
-            self._decide_about(missing)
+            if self._divides:
+                missing = list(self.entries.values())  # a late kernel takes part in a new division
+            kernels = [entry.kernel for entry in missing]
+            decisions = decide(kernels, self._benchmark, self._settings, self._groups, self._loaded)
+            if self._divides:  # only the latest division counts, but the time of all of them does
+                decisions = decisions.after(self.decisions)
+                self.decisions.clear()
+            self.decisions.append(decisions)
+            if len(self.decisions) > _MOST_KERNELS:
+                self.decisions[:2] = [self.decisions[1].after(self.decisions[:1])]
+            for entry, decision in zip(missing, decisions.kernels, strict=True):
+                entry.decide(decision)
+            if self._divides and self._dispatcher is not None:
+                self._dispatcher.divide(self.entries.values())
+            one = decisions.kernels[0]
+            what = f"{one.kernel}: {one.configuration}" if len(missing) == 1 else f"{len(missing)} kernels"
+            _LOG.info("planned %s, in %.2f s", what, decisions.benchmark_seconds)
         finally:
             self.seconds += perf_counter() - begin
-
-    def _decide_about(self, missing: list[Entry]) -> None:
-        if self._divides:
-            missing = list(self.entries.values())  # a late kernel takes part in a new division
-        kernels = [entry.kernel for entry in missing]
-        decisions = decide(kernels, self._benchmark, self._settings, self._groups, self._loaded)
-        if self._divides:  # only the latest division counts, but the time of all of them does
-            decisions = decisions.after(self.decisions)
-            self.decisions.clear()
-        self.decisions.append(decisions)
-        if len(self.decisions) > _MOST_KERNELS:
-            self.decisions[:2] = [self.decisions[1].after(self.decisions[:1])]
-        for entry, decision in zip(missing, decisions.kernels, strict=True):
-            entry.decide(decision)
-        if self._divides and self._dispatcher is not None:
-            self._dispatcher.divide(self.entries.values())
-        one = decisions.kernels[0]
-        what = f"{one.kernel}: {one.configuration}" if len(missing) == 1 else f"{len(missing)} kernels"
-        _LOG.info("planned %s, in %.2f s", what, decisions.benchmark_seconds)
