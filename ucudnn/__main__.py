@@ -17,7 +17,12 @@ def main() -> None:
     taken = before is signal.default_int_handler  # who ignores it, as in the background, goes on so
     if taken:
         signal.signal(signal.SIGINT, lambda *_: os._exit(_INTERRUPTED))
-    _hold_streams()
+    # No file or pipe shall take the number of a standard stream that is closed: it would get what libraries print.
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it gets the lowest number that is free
     from ucudnn.cli import app
     from ucudnn.errors import began_with_interrupt
 
@@ -31,15 +36,6 @@ def main() -> None:
         if not began_with_interrupt(error):
             raise
         sys.exit(_INTERRUPTED)
-
-
-def _hold_streams() -> None:
-    """Let no file or pipe take the number of a standard stream that is closed: it would get what libraries print."""
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it gets the lowest number that is free
 
 
 if __name__ == "__main__":
