@@ -60,7 +60,7 @@ def fft(problem: ConvolutionProblem) -> AlgorithmWork | None:
 
 def winograd(problem: ConvolutionProblem) -> AlgorithmWork | None:
     """Winograd's F(2 x 2, 3 x 3) in one kernel, which reads transformed filters; not for gradients of filters."""
-    if not _is_three_by_three(problem) or problem.operation is Operation.BACKWARD_FILTER:
+    if not _is_dense(problem) or problem.kernel != (3, 3) or problem.operation is Operation.BACKWARD_FILTER:
         return None
     filters = 16 * problem.dtype.itemsize * problem.channels * problem.filters
     return AlgorithmWork(2 * problem.multiplications * 16 // 36, 2 * filters, filters)
@@ -68,7 +68,7 @@ def winograd(problem: ConvolutionProblem) -> AlgorithmWork | None:
 
 def winograd_nonfused(problem: ConvolutionProblem) -> AlgorithmWork | None:
     """Winograd's F(4 x 4, 3 x 3), whose transformed tiles go through memory."""
-    if not _is_three_by_three(problem):
+    if not _is_dense(problem) or problem.kernel != (3, 3):
         return None
     tiles = prod(ceil(size / 4) for size in problem.output)
     maps = problem.batch * (problem.channels + problem.filters) * tiles
@@ -90,10 +90,6 @@ METHODS: Mapping[str, Callable[[ConvolutionProblem], AlgorithmWork | None]] = {
 def _is_dense(problem: ConvolutionProblem) -> bool:
     ones = (1,) * len(problem.spatial)
     return problem.stride == ones and problem.dilation == ones and problem.groups == 1
-
-
-def _is_three_by_three(problem: ConvolutionProblem) -> bool:
-    return _is_dense(problem) and problem.kernel == (3, 3)
 
 
 def _waste(problem: ConvolutionProblem) -> int:
