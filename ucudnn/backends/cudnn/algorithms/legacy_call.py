@@ -78,12 +78,6 @@ def legacy_number(problem: ConvolutionProblem, algorithm: str) -> int:
     return number
 
 
-def _math_type(problem: ConvolutionProblem) -> int:
-    if problem.math is MathMode.FMA:
-        return FMA_MATH
-    return TENSOR_OP_MATH if problem.dtype.has_16_bits else DEFAULT_MATH
-
-
 @final
 class _OwnedDescriptors:
     def __init__(self, library: Library) -> None:
@@ -140,7 +134,9 @@ class LegacyDescriptors:
             compute,
         )
         library.call("cudnnSetConvolutionGroupCount", self.convolution, problem.groups)
-        library.call("cudnnSetConvolutionMathType", self.convolution, _math_type(problem))
+        math_type = TENSOR_OP_MATH if problem.dtype.has_16_bits else DEFAULT_MATH
+        math_type = FMA_MATH if problem.math is MathMode.FMA else math_type
+        library.call("cudnnSetConvolutionMathType", self.convolution, math_type)
 
 
 def legacy_algorithms(library: Library, handle: int, problem: ConvolutionProblem) -> list[Algorithm]:
