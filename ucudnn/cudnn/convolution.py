@@ -1,8 +1,8 @@
 """The three convolution operations: in micro-batches on a handle of `create`, else by cuDNN itself."""
 # ruff: noqa: N802, N803  # names and parameters are those of cuDNN and CuPy
 
-from ucudnn.cudnn.algorithms import wants_determinism
-from ucudnn.cudnn.handles import follow_current_stream, micro_handle
+from ucudnn.cudnn.algorithms import ask, in_order, wants_determinism
+from ucudnn.cudnn.handles import follow_current_stream
 from ucudnn.cudnn.loading import call
 from ucudnn.problem import Operation
 
@@ -54,16 +54,8 @@ def convolutionForward(
         InfeasibleError: if no configuration fits the kernel's limit.
         UcudnnError: as `ucudnn.Handle.convolve`.
     """
-    micro = micro_handle(handle)
-    if micro is not None:
-        found = micro.described(Operation.FORWARD, srcDesc, filterDesc, convDesc, destDesc)
-        if found is not None:
-            deterministic = wants_determinism(Operation.FORWARD, algo)
-            micro.convolve(found, srcData, filterData, destData, alpha=alpha, beta=beta, deterministic=deterministic)
-            return
-    follow_current_stream(handle)
     inputs = (srcDesc, srcData, filterDesc, filterData, convDesc, algo, workSpace, workSpaceSizeInBytes)
-    call("cudnnConvolutionForward", handle, alpha, *inputs, beta, destDesc, destData)
+    _convolve(Operation.FORWARD, handle, alpha, inputs, beta, (destDesc, destData))
 
 
 def convolutionBackwardFilter_v3(
@@ -86,16 +78,8 @@ def convolutionBackwardFilter_v3(
     src is the input, and diff the gradient of the output. beta is applied once, not once for each micro-batch.
     Arguments and errors are those of `convolutionForward`.
     """
-    micro = micro_handle(handle)
-    if micro is not None:
-        found = micro.described(Operation.BACKWARD_FILTER, srcDesc, gradDesc, convDesc, diffDesc)
-        if found is not None:
-            deterministic = wants_determinism(Operation.BACKWARD_FILTER, algo)
-            micro.convolve(found, srcData, gradData, diffData, alpha=alpha, beta=beta, deterministic=deterministic)
-            return
-    follow_current_stream(handle)
     inputs = (srcDesc, srcData, diffDesc, diffData, convDesc, algo, workSpace, workSpaceSizeInBytes)
-    call("cudnnConvolutionBackwardFilter", handle, alpha, *inputs, beta, gradDesc, gradData)
+    _convolve(Operation.BACKWARD_FILTER, handle, alpha, inputs, beta, (gradDesc, gradData))
 
 
 def convolutionBackwardData_v3(
@@ -117,13 +101,22 @@ def convolutionBackwardData_v3(
 
     diff is the gradient of the output. Arguments and errors are those of `convolutionForward`.
     """
-    micro = micro_handle(handle)
-    if micro is not None:
-        found = micro.described(Operation.BACKWARD_DATA, gradDesc, filterDesc, convDesc, diffDesc)
-        if found is not None:
-            deterministic = wants_determinism(Operation.BACKWARD_DATA, algo)
-            micro.convolve(found, gradData, filterData, diffData, alpha=alpha, beta=beta, deterministic=deterministic)
-            return
-    follow_current_stream(handle)
     inputs = (filterDesc, filterData, diffDesc, diffData, convDesc, algo, workSpace, workSpaceSizeInBytes)
-    call("cudnnConvolutionBackwardData", handle, alpha, *inputs, beta, gradDesc, gradData)
+    _convolve(Operation.BACKWARD_DATA, handle, alpha, inputs, beta, (gradDesc, gradData))
+
+
+def _convolve(
+    operation: Operation, handle: int, alpha: int, inputs: tuple[int, ...], beta: int, output: tuple[int, int]
+) -> None:
+    """Compute an operation, given what stands between alpha and beta in cuDNN's order of arguments, and behind beta."""
+    first, first_data, second, second_data, convolution, algo, *_ = inputs
+    written, written_data = output
+    answer = ask(handle, operation, in_order(operation, first, second, convolution, written))
+    if answer is None:
+        follow_current_stream(handle)
+        call(f"cudnnConvolution{operation.value}", handle, alpha, *inputs, beta, *output)
+        return
+    micro, found = answer
+    x, w, _, y = in_order(operation, first_data, second_data, convolution, written_data)
+    deterministic = wants_determinism(operation, algo)
+    micro.convolve(found, x, w, y, alpha=alpha, beta=beta, deterministic=deterministic)
