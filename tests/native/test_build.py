@@ -117,7 +117,7 @@ def wheel(tmp_path, monkeypatch):
     path = tmp_path / "nvidia" / "cudnn" / "lib"
     path.mkdir(parents=True)
     (path / "libcudnn.so.9").write_text("")
-    monkeypatch.setattr(build, "_wheel", lambda package, kind: [path] if kind == "lib" else [])
+    monkeypatch.setattr(build, "wheel_folders", lambda package, kind: [path] if kind == "lib" else [])
     return path
 
 

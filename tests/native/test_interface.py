@@ -138,7 +138,7 @@ def test_a_folder_without_the_headers_that_others_include_is_passed_over(monkeyp
     for folder in (whole, apart):  # the wheel without that of crt/ is partial
         (folder / "crt").mkdir(parents=True)
         (folder / "crt" / "host_defines.h").write_text("")
-    monkeypatch.setattr(build, "_wheel", lambda package, kind: [cudnn if package == "cudnn" else partial])
+    monkeypatch.setattr(build, "wheel_folders", lambda package, kind: [cudnn if package == "cudnn" else partial])
     monkeypatch.setattr(build, "_toolkits", lambda: [whole])
     for name in ("_CUDNN", "_CUDA", "_OLDER_CUDA"):
         headers, package, _ = getattr(build, name)

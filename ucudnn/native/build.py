@@ -6,12 +6,11 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
-from importlib.util import find_spec
 from pathlib import Path
 from secrets import token_hex
 from tempfile import TemporaryDirectory
 
+from ucudnn.backends.cudnn.api.library import wheel_folders
 from ucudnn.benchmarking.storage.file_lock import distrust
 from ucudnn.errors import BackendUnavailableError
 
@@ -59,7 +58,7 @@ def header_folders(given: Sequence[Path] = ()) -> list[Path]:
             continue
         candidates = [*given]
         for _, package, folders in choices:
-            candidates += [*_wheel(package, "include"), *map(Path, folders), *sorted(_toolkits())]
+            candidates += [*wheel_folders(package, "include"), *map(Path, folders), *sorted(_toolkits())]
         partial = ""
         for folder in candidates:
             missing = [name for name in names if not (folder / name).exists()]
@@ -80,7 +79,7 @@ def header_folders(given: Sequence[Path] = ()) -> list[Path]:
 
 def compile_flags(headers: Sequence[Path] = ()) -> list[str]:
     """Return the compiler flags for `ucudnn.hpp` and, if they are in wheels, for cuDNN's headers."""
-    wheel = [f"-I{folder}" for folder in _wheel("cudnn", "include") if not headers]
+    wheel = [f"-I{folder}" for folder in wheel_folders("cudnn", "include") if not headers]
     return [f"-I{INCLUDE}", *(f"-I{folder}" for folder in headers), *wheel]
 
 
@@ -91,7 +90,7 @@ def link_flags(folder: Path) -> list[str]:
         BackendUnavailableError: if the folder cannot be written.
     """
     flags = [f"-L{folder}", f"-Wl,-rpath,{folder}", "-lucudnn"]
-    for libraries in _wheel("cudnn", "lib"):
+    for libraries in wheel_folders("cudnn", "lib"):
         if (libraries / "libcudnn.so.9").exists():
             _link(folder / "libcudnn.so", libraries / "libcudnn.so.9")
         flags += [f"-Wl,-rpath,{libraries}", f"-Wl,-rpath-link,{libraries}"]
@@ -188,15 +187,6 @@ def find_compiler(given: str | None = None) -> str:
     if chosen is None:
         raise BackendUnavailableError(f"no C++ compiler: install one of {', '.join(_COMPILERS)}, or give --compiler")
     return chosen
-
-
-def _wheel(package: str, kind: str) -> Iterable[Path]:
-    """Yield the folders of headers or libraries in a wheel of NVIDIA."""
-    with suppress(ModuleNotFoundError):
-        spec = find_spec(f"nvidia.{package}")
-        for folder in (spec.submodule_search_locations or ()) if spec else ():
-            if (Path(folder) / kind).is_dir():
-                yield Path(folder) / kind
 
 
 def _toolkits() -> Iterable[Path]:

@@ -174,10 +174,14 @@ def _load(path: str | None) -> tuple[str, ctypes.CDLL]:
 
 def _candidates() -> Iterable[str]:
     """Yield places of libcudnn: in a wheel of nvidia-cudnn-cu12 or -cu13, else on the loader's path."""
+    files = (folder / LIBRARY_NAME for folder in wheel_folders("cudnn", "lib"))
+    return [*(str(file) for file in files if file.exists()), LIBRARY_NAME]
+
+
+def wheel_folders(package: str, kind: str) -> Iterable[Path]:
+    """Yield the folders of headers ('include') or libraries ('lib') in a wheel of NVIDIA."""
     with suppress(ModuleNotFoundError):
-        spec = find_spec("nvidia.cudnn")
+        spec = find_spec(f"nvidia.{package}")
         for folder in (spec.submodule_search_locations or ()) if spec else ():
-            file = Path(folder) / "lib" / LIBRARY_NAME
-            if file.exists():
-                yield str(file)
-    yield LIBRARY_NAME
+            if (Path(folder) / kind).is_dir():
+                yield Path(folder) / kind
