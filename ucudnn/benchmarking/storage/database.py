@@ -182,12 +182,12 @@ class Database(DatabaseFile):
     def forget(self, machine: Mapping[str, str], problems: Iterable[ConvolutionProblem]) -> int:
         """Delete what a machine has measured of problems at any mini-batch, and of their slabs; return of how many."""
         own = key_of(dump(machine))
-        families = {_family_of(problem_text(problem)) for problem in problems}
+        families = {_SIZE.sub("", problem_text(problem)) for problem in problems}
 
         def write(connection: Connection) -> int:
             found = connection.execute("SELECT key, problem FROM problems")
             texts = {key: text for key, text in found if isinstance(text, str)}
-            chosen = {key for key, text in texts.items() if _family_of(text) in families}
+            chosen = {key for key, text in texts.items() if _SIZE.sub("", text) in families}
             query = "SELECT problem, names, sizes, divisions FROM explorations WHERE machine = ? AND divisions <> '[]'"
             tried = connection.execute(query, [own]).fetchall()
             slabs = chosen.union(*(_parts_of(texts[key], row) for key, *row in tried if key in chosen))
@@ -284,11 +284,6 @@ def _measured(by_key: Mapping[bytes, ConvolutionProblem], rows: Iterable[Sequenc
     finally:
         if enabled:
             gc.enable()
-
-
-def _family_of(text: str) -> str:
-    """Return what a problem, given as text, has in common with its micro-batches."""
-    return _SIZE.sub("", text)
 
 
 def _parts_of(text: str, tried: Sequence[Any]) -> set[bytes]:
