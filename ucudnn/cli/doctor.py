@@ -186,7 +186,12 @@ def _database(path: str | None) -> Diagnosis:
     except DatabaseError as error:
         return Diagnosis("database", PartState.BROKEN, str(error))
     except FileNotFoundError:
-        return _new_database(file)
+        there = next(folder for folder in file.absolute().parents if folder.exists())
+        if _is_writable(there):
+            return Diagnosis("database", PartState.OK, f"{file} is not there yet; the first measurement makes it")
+        return _sealed(
+            f"{shortened(str(file))} cannot be made, because nothing can be written into {shortened(str(there))}"
+        )
     except (OSError, ValueError) as error:  # a name that is too long, or one with a null character
         why = getattr(error, "strerror", None) or str(error)
         return Diagnosis("database", PartState.BROKEN, f"{shortened(str(file))} cannot be opened: {why}")
@@ -195,15 +200,6 @@ def _database(path: str | None) -> Diagnosis:
     if not _is_writable(file) or not _is_writable(file.parent):
         return _sealed(f"{file} cannot be changed")
     return Diagnosis("database", PartState.OK, f"{file}, {format_bytes(file.stat().st_size)}, {count} measurements")
-
-
-def _new_database(file: Path) -> Diagnosis:
-    there = next(folder for folder in file.absolute().parents if folder.exists())
-    if _is_writable(there):
-        return Diagnosis("database", PartState.OK, f"{file} is not there yet; the first measurement makes it")
-    return _sealed(
-        f"{shortened(str(file))} cannot be made, because nothing can be written into {shortened(str(there))}"
-    )
 
 
 def _sealed(why: str) -> Diagnosis:
