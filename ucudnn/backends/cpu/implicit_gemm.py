@@ -72,7 +72,11 @@ class ImplicitGemm(CpuAlgorithm):
         shapes = ViewShapes(problem)
         self._operation = problem.operation
         self._dtype = shapes.dtype
-        alike = _alike([tap for tap in taps(problem) if not tap.empty])
+        found: dict[tuple[tuple[int, int], ...], list[Tap]] = {}  # taps by the positions of y to which they contribute
+        for tap in taps(problem):
+            if not tap.empty:
+                found.setdefault(tuple((side.start, side.stop) for side in tap.outputs), []).append(tap)
+        alike = [*found.values()]
         self._blocking = _Blocking.fit(shapes.w[1], shapes.w[2], max(map(len, alike), default=1), shapes.dtype)
         most = self._blocking.taps
         self._together = tuple(each[at : at + most] for each in alike for at in range(0, len(each), most))
@@ -140,14 +144,6 @@ class ImplicitGemm(CpuAlgorithm):
         other = y[:, :, *some[0].outputs]
         for box in blocks(other.shape[1:], self._blocking.positions):
             yield [view[:, *box] for view in views], other[:, *box]
-
-
-def _alike(members: list[Tap]) -> list[list[Tap]]:
-    """Return the taps that contribute to the same positions of y, for all such positions."""
-    alike: dict[tuple[tuple[int, int], ...], list[Tap]] = {}
-    for tap in members:
-        alike.setdefault(tuple((side.start, side.stop) for side in tap.outputs), []).append(tap)
-    return list(alike.values())
 
 
 def _fill(columns: Array, parts: list[Array]) -> None:
