@@ -19,7 +19,7 @@ from ucudnn.backends.cpu.backend import CpuBackend
 from ucudnn.backends.cudnn.api.library import LIBRARY_NAME
 from ucudnn.backends.cudnn.backend import CudnnBackend
 from ucudnn.benchmarking.measurer import ProgressListener
-from ucudnn.benchmarking.storage.store import MachineStore, open_store
+from ucudnn.benchmarking.storage.store import open_store
 from ucudnn.errors import BackendUnavailableError, SettingsError
 from ucudnn.handle import Handle
 from ucudnn.planning.concurrency import groups_under
@@ -225,9 +225,7 @@ def _tuned(
                     return backend
             return _open_gpu(ordinal, candidates, settings.cudnn_library)
 
-        def store(backend: ComputeBackend) -> MachineStore | None:
-            return open_store(settings.database, backend, in_program=True)
-
+        store = partial(open_store, settings.database, in_program=True)
         divided = (MOST_DIVIDED, 0) if planned is None else (_DIVIDED, _DIVIDED)
         source = CandidateSource(open_backend, partial(torch.cuda.device, ordinal), store, *divided)
         if planned is None:

@@ -8,6 +8,7 @@ algorithm whose workspace fits into the largest piece that the pool has left whe
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import Literal
 
@@ -57,9 +58,7 @@ class DymemPolicy:
             number: layer.inputs for number, layer in enumerate(layers.forward) if layer.inputs and not layer.resident
         }
 
-        def search(current: int, is_away: Callable[[int], bool]) -> Sequence[int]:
-            return search_prefetch_layers(layers.forward, current, is_away, self.past_limit)
-
+        search = partial(search_prefetch_layers, layers.forward, past_limit=self.past_limit)
         plan = MemoryPlan(
             policy=name,
             graph=graph,

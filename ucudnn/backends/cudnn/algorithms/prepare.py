@@ -1,6 +1,7 @@
 """Prepares cuDNN's algorithms, so that they run on the tensors as they are or on copies of them."""
 
 from collections.abc import Iterable
+from functools import partial
 from typing import final
 from weakref import WeakValueDictionary
 
@@ -106,10 +107,7 @@ class Preparer:
     def _adopted(self, problem: ConvolutionProblem, algorithm: str, built: BuiltPlan) -> GraphCall:
         library, own = self.library, built.handle.address
         library.check(library.function("cudnnSetStream")(own, self.device.stream()), "cudnnSetStream")
-
-        def graph(problem: ConvolutionProblem, scaling: Scaling) -> OperationGraph:
-            return OperationGraph(library, own, problem, scaling)
-
+        graph = partial(OperationGraph, library, own)
         call = GraphCall(library, own, problem, algorithm, (), graph)
         call.adopt(listing_scaling(problem), built.descriptor, built)
         return call

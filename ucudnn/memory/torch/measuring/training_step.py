@@ -201,11 +201,7 @@ def make_step(recipe: TrainingRecipe, device: torch.device, *, foreach: bool | N
             x = _converted(x, x.dtype, device, last=recipe.variant.channels_last)
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
     if recipe.autocast is not None:
-        dtype = DTYPES[recipe.autocast]
-
-        def autocast() -> AbstractContextManager[Any]:
-            return torch.autocast(device.type, dtype)
-
+        autocast = partial(torch.autocast, device.type, DTYPES[recipe.autocast])
     is_fake = isinstance(x, FakeTensor)
 
     def refused(x: Tensor) -> Any:
