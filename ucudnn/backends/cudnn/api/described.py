@@ -122,6 +122,7 @@ def problem_from(
     last = _channels_last(x, w, y)
     batch, channels, *spatial = x.sizes
     filters, _, *kernel = w.sizes
+    first = Layout.channels_first(len(spatial))
     problem = ConvolutionProblem(
         operation=operation,
         batch=batch,
@@ -134,7 +135,7 @@ def problem_from(
         dilation=convolution.dilation,
         groups=convolution.groups,
         dtype=dtype,
-        layout=_layout(len(spatial), last),
+        layout=Layout(first.value.replace("C", "") + "C") if last else first,
         x_batch_stride=_batch_strides(x)[last],
         y_batch_stride=_batch_strides(y)[last],
         math=MathMode.FMA if convolution.math_type == FMA_MATH else MathMode.TF32,
@@ -185,8 +186,3 @@ def _batch_strides(tensor: TensorFacts) -> dict[bool, int]:
             if step >= dense:
                 found[last] = step
     return found
-
-
-def _layout(dimensions: int, channels_last: bool) -> Layout:
-    first = Layout.channels_first(dimensions)
-    return Layout(first.value.replace("C", "") + "C") if channels_last else first
