@@ -9,7 +9,7 @@ is dropped next that lies there and costs the least time for each byte, with all
 What the budget turns out not to need stays, the costliest first.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from heapq import heapify, heappop
 from itertools import count
 from math import inf
@@ -107,9 +107,11 @@ class ActivationSearch:
 
     def thinned(self, selection: ActivationSelection, budget: int, away: Any = 0) -> ActivationSelection:
         """Return a selection without what the budget does not need beside bytes that are away, the costliest first."""
-        groups = self._kinds(sorted(selection.recomputed.dropped))
+        groups: dict[int, list[int]] = {}
+        for storage in sorted(selection.recomputed.dropped):
+            groups.setdefault(self._kind(storage), []).append(storage)
         live = self.activations.live(selection.recomputed) - away
-        for group in sorted(groups, key=lambda each: self._spared(selection, each)):
+        for group in sorted(groups.values(), key=lambda each: self._spared(selection, each)):
             if self.activations.least_if_kept(group[-1], selection.recomputed, live) > budget:
                 continue
             fewer = self._without(selection, group[-1:], budget, away)
@@ -144,12 +146,6 @@ class ActivationSearch:
 
     def _kind(self, storage: int) -> int:
         return storage if self._is_small else self.activations.kinds[storage]
-
-    def _kinds(self, storages: Iterable[int]) -> list[list[int]]:
-        groups: dict[int, list[int]] = {}
-        for each in storages:
-            groups.setdefault(self._kind(each), []).append(each)
-        return [*groups.values()]
 
     def _spared(self, selection: ActivationSelection, group: Sequence[int]) -> float:
         """Return the time that activations add, for each byte that they save if they are many; below zero."""
