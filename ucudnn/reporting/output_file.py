@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, Protocol, TextIO
+from typing import Any, Protocol
 
 from ucudnn.benchmarking.storage.file_lock import LOCK, beside, exclusive, state_of
 from ucudnn.errors import OutputError
@@ -136,18 +136,14 @@ def _alone(path: Path) -> Iterator[None]:
     lock = beside(name, LOCK)
     while True:
         with exclusive(name) as file:
-            if not _is_there(lock, file):
+            found = state_of(lock)
+            if found is None or found.inode != os.fstat(file.fileno()).st_ino:
                 continue  # the command before deleted it when it ended, so another one may hold a new lock
             try:
                 yield
             finally:
                 lock.unlink(missing_ok=True)
             return
-
-
-def _is_there(path: Path, file: TextIO) -> bool:
-    found = state_of(path)
-    return found is not None and found.inode == os.fstat(file.fileno()).st_ino
 
 
 STDERR = "-"
