@@ -236,7 +236,13 @@ def relax(knapsack: Knapsack) -> Relaxation:
     sizes, ticks, counts = knapsack.sizes, knapsack.ticks, knapsack.counts
 
     def best_at(price: float) -> tuple[Integers, int, int]:
-        points = _first_least(ticks + price * sizes, knapsack)
+        priced = ticks + price * sizes
+        least = np.minimum.reduceat(priced, knapsack.starts[:-1])
+        hits = (priced == least[knapsack.choice_of]).nonzero()[0]
+        choices = knapsack.choice_of[hits]
+        first = np.ones(len(hits), dtype=bool)  # of the points of each choice that are worth the least
+        np.not_equal(choices[1:], choices[:-1], out=first[1:])
+        points: Integers = hits[first]
         return points, int(sizes[points] @ counts), int(ticks[points] @ counts)
 
     above, above_size, above_ticks = best_at(0.0)
@@ -253,17 +259,6 @@ def relax(knapsack: Knapsack) -> Relaxation:
             below, below_size, below_ticks = points, size, time
         else:
             above, above_size, above_ticks = points, size, time
-
-
-def _first_least(priced: Floats, knapsack: Knapsack) -> Integers:
-    """Return for each choice the first of its points that are worth the least."""
-    least = np.minimum.reduceat(priced, knapsack.starts[:-1])
-    hits = (priced == least[knapsack.choice_of]).nonzero()[0]
-    choices = knapsack.choice_of[hits]
-    first = np.ones(len(hits), dtype=bool)
-    np.not_equal(choices[1:], choices[:-1], out=first[1:])
-    found: Integers = hits[first]
-    return found
 
 
 def _rounded(knapsack: Knapsack, price: float, below: Integers, above: Integers) -> Relaxation:
