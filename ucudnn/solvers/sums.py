@@ -118,7 +118,13 @@ class SparseSums:
         else:
             if known is None:
                 insort(self._powers, size)
-            self._reprice()
+            self._prices = []
+            for index, power in enumerate(self._powers):
+                own = self._fastest[power][0], power
+                if index:
+                    price, taken = self._prices[-1]
+                    own = min(own, (price * (power // self._powers[index - 1]), taken))
+                self._prices.append(own)
             changed = {0, size, size - 1, *chain.from_iterable(self._others.values())}
         ways = chain.from_iterable(self._with(each) if each else self._in_powers(self._size) for each in changed)
         self._best = _least(chain(ways, () if self._best is None else (self._best,)))
@@ -186,15 +192,6 @@ class SparseSums:
                 counts.append((taken, power // taken * count))
         if not left:
             yield ticks, tuple(counts)
-
-    def _reprice(self) -> None:
-        self._prices = []
-        for index, power in enumerate(self._powers):
-            own = self._fastest[power][0], power
-            if index:
-                price, taken = self._prices[-1]
-                own = min(own, (price * (power // self._powers[index - 1]), taken))
-            self._prices.append(own)
 
 
 def _least(ways: Iterable[_Way]) -> _Way | None:
