@@ -76,7 +76,14 @@ class VdnnPolicy:
             offloads, chosen = "none", costs.fastest
         else:
             check_budget(graph, costs.with_configurations(costs.smallest), budget, order)
-            offloads, chosen = _chosen_dynamically(graph, costs, layers, budget)
+            key = id(graph), id(costs), layers, budget
+            entry = _CHOSEN.get(key)
+            if entry is None:  # while the step and its costs are kept, no others have their numbers
+                check_need("vdnn-dynamic", graph, _peak(graph, costs, layers, ("all", costs.smallest)), budget)
+                passes = _passes(graph, costs, layers, budget)
+                first = next(each for each in passes if _peak(graph, costs, layers, each) <= budget)
+                entry = _CHOSEN[key] = (graph, costs), first
+            offloads, chosen = entry[1]
         check_budget(graph, costs.with_configurations(chosen), budget, order)
         plan = vdnn_plan(name, graph, layers, offloads, chosen)
         peak = simulate(plan, costs).peak_bytes
@@ -134,18 +141,6 @@ def find_prefetch_layer(layers: Sequence[StepLayer], current: int, is_away: Call
         if layers[number].convolution:
             return None
     return None
-
-
-def _chosen_dynamically(graph: StepGraph, costs: Costs, layers: StepLayers, budget: int) -> _Pass:
-    """Return the first pass that fits; raise a BudgetError if all with (m) is above the budget."""
-    key = id(graph), id(costs), layers, budget
-    entry = _CHOSEN.get(key)
-    if entry is None:  # while the step and its costs are kept, no others have their numbers
-        check_need("vdnn-dynamic", graph, _peak(graph, costs, layers, ("all", costs.smallest)), budget)
-        passes = _passes(graph, costs, layers, budget)
-        chosen = next(each for each in passes if _peak(graph, costs, layers, each) <= budget)
-        entry = _CHOSEN[key] = (graph, costs), chosen
-    return entry[1]
 
 
 _CHOSEN: BoundedDict[tuple[int, int, StepLayers, int], tuple[object, _Pass]] = BoundedDict(4)
