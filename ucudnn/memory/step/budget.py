@@ -71,24 +71,18 @@ def _remedies(liveness: Liveness, costs: Costs, budget: int) -> Iterator[str]:
         over = sum(floor + scratch > budget for floor, scratch in zip(bare, liveness.scratch_bytes, strict=True))
         others = f" and {over - 1} other operations less, too" if over > 1 else ""
         yield f"give it at most {bytes_down(budget - bare[place])} of scratch{others}"
-    batch = _largest_batch(liveness, costs, budget)
-    if batch:
-        yield f"take a mini-batch of at most {batch} instead of {graph.batch}"
+    low, high = 0, graph.batch  # with the same scratch low may fit, and high does not fit
+    while high - low > 1:
+        middle = (low + high) // 2
+        floor = _floor(liveness, costs, middle)
+        low, high = (middle, high) if floor is None or floor <= budget else (low, middle)
+    if low and _floor(liveness, costs, low) is not None:
+        yield f"take a mini-batch of at most {low} instead of {graph.batch}"
     parts = zip(liveness.order, bare, liveness.scratch_bytes, strict=True)
     least = max((size + (0 if each in graph.problems else scratch) for each, size, scratch in parts), default=0)
     may_fall = not costs.configurations and least < liveness.floor_bytes
     lower = f", which convolutions= of fit lowers to {bytes_up(least)} at best, by algorithms with less workspace"
     yield f"raise the budget to the floor{lower if may_fall else ''}"
-
-
-def _largest_batch(liveness: Liveness, costs: Costs, budget: int) -> int:
-    """Return the largest mini-batch whose floor fits a budget with the same scratch; 0 if there is none."""
-    low, high = 0, liveness.graph.batch  # low may fit, high does not fit
-    while high - low > 1:
-        middle = (low + high) // 2
-        floor = _floor(liveness, costs, middle)
-        low, high = (middle, high) if floor is None or floor <= budget else (low, middle)
-    return low if low and _floor(liveness, costs, low) is not None else 0
 
 
 def _floor(liveness: Liveness, costs: Costs, batch: int) -> int | None:
