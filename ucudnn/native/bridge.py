@@ -48,20 +48,15 @@ def write_report(path: str, reports: Reports, refused: Mapping[str, int]) -> Non
     elif path.endswith(".csv"):
         content = form([each for own in reports.values() for each in own], path)
     else:
-        content = _text(reports, refused)
+        blocks = []
+        for device, own in reports.items():
+            for each in own:
+                calls = sum(kernel.calls for kernel in each.kernels)
+                name = each.conditions.get("device", each.backend)
+                blocks.append(f"cuda:{device}: {name}\n{each}\ncalls: {calls}\n")
+        left = [f"left to plain cuDNN: {count} x {reason}\n" for reason, count in refused.items()]
+        content = "\n".join(blocks or ["no convolution was planned\n"]) + "".join(left)
     write_content(path, content)
-
-
-def _text(reports: Reports, refused: Mapping[str, int]) -> str:
-    blocks = []
-    for device, own in reports.items():
-        for each in own:
-            calls = sum(kernel.calls for kernel in each.kernels)
-            blocks.append(f"cuda:{device}: {each.conditions.get('device', each.backend)}\n{each}\ncalls: {calls}\n")
-    if not blocks:
-        blocks.append("no convolution was planned\n")
-    left = [f"left to plain cuDNN: {count} x {reason}\n" for reason, count in refused.items()]
-    return "\n".join(blocks) + "".join(left)
 
 
 VERSION = 2
