@@ -106,15 +106,6 @@ def _gather(tiles: Array, tensor: Array, step: int, pad: tuple[int, ...]) -> Non
             np.copyto(part, tensor[..., down[1], across[1]])
 
 
-def _scatter(target: Array, tiles: Array, alpha: float, beta: float) -> None:
-    """Write the part of tiles (step, step, groups, channels, batch, rows, columns) that lies inside the tensor."""
-    step = len(tiles)
-    for i, planes in enumerate(tiles):
-        for j, plane in enumerate(planes):
-            part = target[..., i::step, j::step]
-            finish(part, plane[..., : part.shape[-2], : part.shape[-1]], alpha, beta)
-
-
 def _matrices(tiles: Array) -> Array:
     """View (a, a, groups, channels, batch, rows, columns) as (a, a, groups, channels, positions)."""
     return tiles.reshape(*tiles.shape[:4], prod(tiles.shape[4:]))
@@ -153,7 +144,10 @@ class WinogradFiltering(CpuAlgorithm):
         _gather(self._data.before.of(workspace), source, self._step, self._pad)
         data = self._data.apply(workspace)
         np.matmul(filters, _matrices(data), out=_matrices(self._results.before.of(workspace)))
-        _scatter(target, self._results.apply(workspace), alpha, beta)
+        for i, planes in enumerate(self._results.apply(workspace)):
+            for j, plane in enumerate(planes):
+                part = target[..., i :: self._step, j :: self._step]  # that of the tiles which lies inside the tensor
+                finish(part, plane[..., : part.shape[-2], : part.shape[-1]], alpha, beta)
 
 
 @final
