@@ -15,7 +15,6 @@ from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.pools.free_list import FreeList
 from ucudnn.memory.pools.placement import Placement, in_order
 from ucudnn.memory.simulation.result import Lifetime
-from ucudnn.memory.step.graph import StepGraph
 
 _RESIDENT = ("mm", "linear", "softmax", "dropout")  # in the operators' names: FC, Softmax and Dropout
 
@@ -96,7 +95,13 @@ def mobility_in(plan: MemoryPlan) -> Callable[[Lifetime], Mobility]:
     reclaimed = {storage for each in resident for storage in each.writes}
     accesses = enumerate(zip(graph.readers, graph.writers, strict=True))  # updates in place do not count as reads
     several = {storage for storage, (read, made) in accesses if sum(each < backward for each in {*read} - {*made}) > 1}
-    waiting = _waiting(graph)
+    run = (at for at, each in enumerate(graph.operations[:backward]) if each.reads or each.writes)
+    after, waiting = dict(pairwise(run)), set[int]()  # what is not read in the operation after its last write
+    for storage, writers in enumerate(graph.writers):
+        made = [each for each in writers if each in after]
+        readers = [each for each in graph.readers[storage] if made and each > made[-1]]
+        if readers and readers[0] < backward and readers[0] != after[made[-1]]:
+            waiting.add(storage)
     behind = (at for at, each in enumerate(plan.actions) if each.kind is ActionKind.RUN and each.target >= backward)
     turn = next(behind, len(plan.actions))
 
@@ -107,16 +112,3 @@ def mobility_in(plan: MemoryPlan) -> Callable[[Lifetime], Mobility]:
         return Mobility.TEMPORARY if temporary else Mobility.MOVABLE
 
     return mobility
-
-
-def _waiting(graph: StepGraph) -> set[int]:
-    """Return what forward writes and reads, but not in the operation after the last write."""
-    forward = enumerate(graph.operations[: graph.backward_begins])
-    after = dict(pairwise(index for index, operation in forward if operation.reads or operation.writes))
-    found = set()
-    for storage, writers in enumerate(graph.writers):
-        made = [each for each in writers if each in after]
-        readers = [each for each in graph.readers[storage] if made and each > made[-1]]
-        if readers and readers[0] < graph.backward_begins and readers[0] != after[made[-1]]:
-            found.add(storage)
-    return found
