@@ -60,7 +60,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     found: list[str] = []
     try:
-        _refuse_ignored(options)
+        compiles = options.libs or options.build
+        asked = compiles or options.cflags or options.include_dir or options.libpython
+        used = {"--folder": compiles, "--compiler": compiles, "--include": compiles or options.cflags}
+        for name, is_used in used.items():
+            if asked and not is_used and getattr(options, name[2:]):
+                also = " and --cflags" if name == "--include" else ""
+                raise InvalidValueError(f"{name} is for --libs and --build{also}, not for what was asked for")
         if options.include_dir:
             found.append(str(INCLUDE))
         if options.cflags:
@@ -79,17 +85,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     sys.stdout.write(" ".join(found) + "\n")
     return 0
-
-
-def _refuse_ignored(options: argparse.Namespace) -> None:
-    """Raise an error for an option that nothing which was asked for would read."""
-    compiles = options.libs or options.build
-    asked = compiles or options.cflags or options.include_dir or options.libpython
-    used = {"--folder": compiles, "--compiler": compiles, "--include": compiles or options.cflags}
-    for name, is_used in used.items():
-        if asked and not is_used and getattr(options, name[2:]):
-            also = " and --cflags" if name == "--include" else ""
-            raise InvalidValueError(f"{name} is for --libs and --build{also}, not for what was asked for")
 
 
 if __name__ == "__main__":
