@@ -69,8 +69,7 @@ class CpuCall(PreparedCall):
         x = self._rows("x", x, problem.x_shape, start, None if first_rows is None else first_rows[0])
         y = self._rows("y", y, problem.y_shape, start, None if first_rows is None else first_rows[1])
         filters, bias = w if isinstance(w, BiasedFilters) else (w, None)
-        self._check_filters(filters)
-        self._check_bias(bias)
+        self._check_filters(filters, bias)
         self._check_workspace(workspace)
         out = tensor_view(problem, y, start)
         with blas_threads(self._threads), np.errstate():  # the latter restores the buffer size too
@@ -99,13 +98,11 @@ class CpuCall(PreparedCall):
             raise BackendError(f"{name} has {len(tensor)} samples: too few for {shape[0]} from sample {start} on")
         return tensor
 
-    def _check_filters(self, w: Array) -> None:
-        self._check_type("w", w)
-        if w.shape != self._problem.w_shape or not w.flags.c_contiguous:
-            raise BackendError(f"w has shape {w.shape}: {self._problem} needs {self._problem.w_shape}, C-contiguous")
-
-    def _check_bias(self, bias: Array | None) -> None:
+    def _check_filters(self, w: Array, bias: Array | None) -> None:
         problem = self._problem
+        self._check_type("w", w)
+        if w.shape != problem.w_shape or not w.flags.c_contiguous:
+            raise BackendError(f"w has shape {w.shape}: {problem} needs {problem.w_shape}, C-contiguous")
         if (bias is not None) != problem.biased:
             raise BackendError(f"w comes {'without' if problem.biased else 'with'} a bias: {problem}")
         if bias is not None and (bias.shape != (problem.filters,) or bias.dtype != problem.dtype.value):
