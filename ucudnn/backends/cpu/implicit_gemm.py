@@ -94,7 +94,11 @@ class ImplicitGemm(CpuAlgorithm):
         """Add some taps of Forward (w @ x into y) or BackwardData (transposed w @ y into x)."""
         forward = self._operation is Operation.FORWARD
         for filters, channels in _rectangles(matrices[0].shape, self._blocking):
-            weights = self._weights([each[filters, channels] for each in matrices], alpha)
+            factors = [each[filters, channels] for each in matrices]
+            count, width = factors[0].shape
+            weights = self._matrix(count, len(factors) * width)
+            for at, each in enumerate(factors):
+                np.multiply(each, alpha, out=weights[:, at * width : (at + 1) * width])
             for parts, other in self._blocks(x[channels], y[filters], some):
                 columns, rows = self._tiles(parts, other)
                 if forward:
@@ -121,13 +125,6 @@ class ImplicitGemm(CpuAlgorithm):
                 np.multiply(terms, alpha, out=terms)
                 for at, target in enumerate(targets):
                     accumulate(target, terms[:, at * width : (at + 1) * width])
-
-    def _weights(self, factors: list[Array], alpha: float) -> Array:
-        filters, channels = factors[0].shape
-        weights = self._matrix(filters, len(factors) * channels)
-        for at, each in enumerate(factors):
-            np.multiply(each, alpha, out=weights[:, at * channels : (at + 1) * channels])
-        return weights
 
     def _matrix(self, filters: int, depth: int) -> Array:
         return self._blocking.carve(depth, 1, self._dtype)[0][: filters * depth].reshape(filters, depth)
