@@ -87,7 +87,9 @@ class SlabExplorer:
         If only the fastest configuration is wanted, the first division that can be measured is the last one. Yields the
         rows of a slab, and the milliseconds of all slabs together.
         """
-        heights = self._fitting(name)
+        limit = self._request.limit_bytes  # fewer rows, which come later, need less
+        first = bisect_left(self._request.rows, True, key=lambda rows: (self._needs(rows, name) or 0) <= limit)
+        heights = self._request.rows[first:]
         for rows in heights if self._request.whole else heights[:_MOST_HEIGHTS]:
             own = self._needs(rows, name)
             if own is None:
@@ -128,12 +130,6 @@ class SlabExplorer:
         """Return an algorithm's workspace for all slabs, or None if it does not compute those within the volume."""
         found = [self._algorithm(part, name) for part, _ in slabs_by_problem(self._part, rows)]
         return None if found[0] is None else max(each.workspace_bytes for each in found if each is not None)
-
-    def _fitting(self, name: str) -> list[int]:
-        """Return the numbers of rows at which an algorithm fits the limit, in descending order; fewer need less."""
-        limit = self._request.limit_bytes
-        first = bisect_left(self._request.rows, True, key=lambda rows: (self._needs(rows, name) or 0) <= limit)
-        return list(self._request.rows[first:])
 
     def _measure_all(self, rows: int, name: str, worth_ms: float) -> tuple[float, bool]:
         """Return the milliseconds of the slabs that were measured, and whether all slabs were.
