@@ -172,7 +172,12 @@ class ActivationSearch:
 
         What a kind takes changes as others are dropped. So the cheapest ones are looked at anew, and no others.
         """
-        groups = self._at_peak(selection)
+        made, place = selection.recomputed.made, selection.place
+        groups: dict[tuple[int, bool], list[int]] = {}  # those at the peak that nothing reads there, dropped ones apart
+        for storage, (last, first) in self.activations.spans.items():
+            is_there = (made[storage] - 1 if storage in made else last) < place < first
+            if is_there and storage not in selection.brief and storage not in self._kept:
+                groups.setdefault((self._kind(storage), storage in made), []).append(storage)
         least = 1 if self._is_small else _LOOKED_AT
         waiting = [(self._ratios.get(key, 0.0), key) for key in groups]
         heapify(waiting)
@@ -202,16 +207,6 @@ class ActivationSearch:
                 del group[1:]
                 recomputed = self._more(selection, group)[0]
         return None if recomputed is None else recomputed.time_ms - selection.recomputed.time_ms
-
-    def _at_peak(self, selection: ActivationSelection) -> dict[tuple[int, bool], list[int]]:
-        """Return the activations at the peak that nothing reads there, by kind, dropped ones apart."""
-        made, place = selection.recomputed.made, selection.place
-        found: dict[tuple[int, bool], list[int]] = {}
-        for storage, (last, first) in self.activations.spans.items():
-            is_there = (made[storage] - 1 if storage in made else last) < place < first
-            if is_there and storage not in selection.brief and storage not in self._kept:
-                found.setdefault((self._kind(storage), storage in made), []).append(storage)
-        return found
 
     def _next(self, selection: ActivationSelection) -> ActivationSelection | None:
         """Return a selection with one more kind; None if none is left."""
