@@ -29,8 +29,13 @@ def test_a_checkout_beside_itself_plans_the_same(tmp_path, monkeypatch, capsys):
 
 def test_a_cell_that_takes_too_long_says_so(tmp_path, monkeypatch):
     out = tmp_path / "found.json"
-    given = ["--before", str(ROOT), "--step", "densenet121", "--cell-seconds", "1", "--out", str(out)]
+    given = ["--before", str(ROOT), "--step", "alexnet", "--cell-seconds", "1", "--out", str(out)]
     monkeypatch.setattr(planning, "SPANS", (0.25,))
+    slow = (
+        "import resource\nlimit = resource.setrlimit\ndef forever(*bound):\n    limit(*bound)\n    while True: pass\n"
+    )
+    (tmp_path / "sitecustomize.py").write_text(f"{slow}resource.setrlimit = forever\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(sys, "argv", ["planning", *given])
     planning.main()
     (row,) = load(out)["cases"].values()

@@ -19,6 +19,9 @@ def test_every_shipped_step_has_its_recipe():
 def test_recording_gives_what_ships(name):
     shipped = open_step(name)
     recorded = replace(record(RECIPES[name]), name=name)
-    assert recorded.operations == shipped.operations
+    lines = {each.source.rpartition(":")[0] for each in recorded.operations}  # their numbers differ among PyTorch's
+    assert {each.source.rpartition(":")[0] for each in shipped.operations} == lines
+    here, there = ([replace(each, source="") for each in graph.operations] for graph in (recorded, shipped))
+    assert here == there
     assert recorded.storages == shipped.storages
     assert recorded.batch == shipped.batch
