@@ -208,6 +208,61 @@ def test_calls_that_are_repeated_drop_what_they_save_while_hooks_see_few_tensors
     assert within.peak_bytes <= limit
 
 
+def test_a_module_that_is_hidden_in_an_unseen_one_is_repeated(monkeypatch):
+    class Thin(nn.Module):
+        def __init__(self, block):
+            super().__init__()
+            self.hidden = [block]
+
+        def forward(self, x):
+            return self.hidden[0](x)
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = model_of("blocks")
+            self.thin = nn.Sequential(*(Thin(each) for each in self.blocks))
+
+        def forward(self, x):
+            return self.thin(x)
+
+    monkeypatch.setattr(HostStore, "ms_per_byte", 1.0)  # copies are dear, so calls are repeated
+    monkeypatch.setattr(module_calls, "may_be_repeated", lambda module: type(module) is Block)
+    model, shares = Net(), []
+    with budget(int(0.8 * peak_of("blocks", ROWS))) as within:
+        for _ in range(20):
+            before = within._begun.memory.recomputed.total()
+            trained(model, [ROWS])
+            shares.append(within._begun.memory.recomputed.total() - before)
+        assert {*model.thin} & {*unseen_of(within)}
+        assert any(within._begun.calls._uses[each].repeated for each in model.blocks)
+    assert {*shares[-8:]} == {shares[-1]} != {0}
+
+
+def test_modules_that_are_called_often_in_an_unseen_one_stay_unseen(packs):
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
+
+        def forward(self, x):
+            for _ in range(10):
+                x = self.cell(x)
+            return x
+
+    torch.manual_seed(0)
+    body = (nn.Sequential(Recurrent()) for _ in range(8))
+    model = nn.Sequential(*body, nn.Linear(WIDTH, 60 * WIDTH), nn.Tanh())
+    with budget("1GiB") as measured:
+        trained(copy.deepcopy(model), [ROWS])
+    packs[:] = [0]
+    with budget(int(1.1 * measured.peak_bytes)) as within:
+        trained(model, [ROWS] * 16, packs)
+        assert unseen_of(within)
+    assert {*packs[9:16]} == {packs[9]}
+    assert packs[9] < packs[1] / 4
+
+
 def test_a_far_larger_mini_batch_keeps_the_budget_where_small_calls_were_repeated(monkeypatch):
     class Residual(nn.Module):
         def __init__(self):

@@ -5,6 +5,7 @@ import itertools
 import random
 import sys
 import time  # noqa: F401  # in lines of modules
+import weakref
 
 import numpy
 import pytest
@@ -16,8 +17,9 @@ from ucudnn.errors import FittedStepError
 from ucudnn.memory.torch.hooks.call_effects import MOST_CLONED
 from ucudnn.memory.torch.hooks.host_store import HostStore
 from ucudnn.memory.torch.hooks.pressure import CountedBytes, Pressure
-from ucudnn.memory.torch.hooks.repeated_call import RepeatedCall, may_be_repeated
+from ucudnn.memory.torch.hooks.repeated_call import RepeatedCall, _as_before, may_be_repeated
 from ucudnn.memory.torch.hooks.saved_memory import SavedMemory
+from ucudnn.memory.torch.hooks.saved_tensors import storage_key
 
 CPU = torch.device("cpu")
 WIDTH = 8
@@ -107,7 +109,7 @@ def trial(module, *args):
         ("self.calls += 1\nfactor = self.calls", True),
         ("self.calls += 1\nfactor = 2 if self.calls % 8 == 0 else 1", True),
         ("factor = 1 if self.last is None else self.last.mean()\nself.last = x.detach()", True),
-        ("self.count.add_(1)", True),
+        ("self.count.add_(1)", False),
         ("self.count.add_(1)\nfactor = self.count", False),
         ("self.large.add_(1)", False),
         ("self.sums.add_(1)", False),
@@ -239,8 +241,100 @@ def test_a_call_that_adds_to_what_a_module_has_is_an_error_once_it_is_repeated(a
                 self.add_module("added", nn.Identity())
             return super().forward(x)
 
-    with pytest.raises(FittedStepError, match="changes arguments, parameters or lists"):
+    with pytest.raises(FittedStepError, match="changes arguments, parameters, buffers or lists"):
         repeated(Adds(), torch.randn(4, WIDTH))
+
+
+class Renews(nn.Linear):
+    """Counts calls in buffers that each of them makes anew, a small and a large one, and scales by a mask."""
+
+    def __init__(self):
+        super().__init__(WIDTH, WIDTH)
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("large", torch.zeros(MOST_CLONED))
+        self.register_buffer("mask", torch.ones(WIDTH))
+        self.table, self.calling = {"scale": 1.0}, []
+
+    def forward(self, x):
+        self.calls, self.large = self.calls + 1, self.large + 1
+        factor = (2 if int(self.calls) % 2 == 0 else 1) * (3 if int(self.large[0]) % 2 == 0 else 1)
+        return (super().forward(x * self.table["scale"]) * self.mask * factor).tanh()
+
+
+def test_a_repeated_call_has_the_buffers_of_the_first_one():
+    module, x = Renews(), torch.randn(4, WIDTH)
+    twin = copy.deepcopy(module)
+    memory = new_memory(module)
+    for each in (module, twin):
+        each.mask = torch.full((WIDTH,), 0.5)  # the memory does not know it
+    first, second = (repeated(module, x, memory=memory) for _ in range(2))
+    memory.settle()  # as when the block ends before backward
+    (first + second.square()).sum().backward()
+    first, second = (twin(x) for _ in range(2))
+    (first + second.square()).sum().backward()
+    assert_same_bits([each.grad for each in module.parameters()], [each.grad for each in twin.parameters()])
+    assert module.calls == 2
+    assert memory.recomputed[module] == 200
+
+
+def test_clones_of_buffers_live_until_a_repeated_call_ends():
+    module = Renews()
+    own = set()
+    with _as_before([(module, vars(module).copy(), module._buffers.copy())], own):
+        clone = weakref.ref(module.calls)
+        module.calls = module.calls + 1  # an activation that lay in its place would be taken for it
+        assert storage_key(clone()) in own
+    assert clone() is None
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda module: module.mask.add_(1), "parameter or buffer that was modified"),
+        (
+            lambda module: setattr(module.weight, "data", module.weight.data * 2),
+            "parameter or buffer that was modified",
+        ),
+        (lambda module: module.table.update(scale=2.0), "list or dict that was changed"),
+        (lambda module: module.calling.append(1), "list or dict that was changed"),
+    ],
+)
+def test_what_forward_depends_on_and_the_program_changes_before_backward_is_an_error(change, words):
+    module = Renews()
+    y = repeated(module, torch.randn(4, WIDTH))
+    change(module)
+    with pytest.raises(FittedStepError, match=words):
+        y.sum().backward()
+
+
+def test_a_call_that_ends_early_leaves_nothing_behind():
+    class Nested(Renews):
+        def forward(self, x):
+            self.calling.append(1)
+            y = super().forward(x)
+            self.calling.pop()
+            return y
+
+    class Double(Renews):
+        def forward(self, x):
+            torch.set_default_dtype(torch.float64)
+            torch.use_deterministic_algorithms(True, warn_only=True)
+            y = super().forward(x)
+            torch.set_default_dtype(torch.float32)
+            torch.use_deterministic_algorithms(False)
+            return y
+
+    assert trial(Nested(), torch.randn(4, WIDTH)) is False
+    repeated(Double(), torch.randn(4, WIDTH)).sum().backward()
+    assert torch.get_default_dtype() is torch.float32
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_modules_with_slots_are_not_repeated():
+    class Slotted(nn.Linear):
+        __slots__ = ("hidden",)
+
+    assert not may_be_repeated(nn.Sequential(Slotted(WIDTH, WIDTH)))
 
 
 def test_a_parameter_that_changed_since_forward_is_an_error():

@@ -12,7 +12,7 @@ from ucudnn.memory.torch.hooks.guard import Guard
 from ucudnn.memory.torch.hooks.host_store import HostStore
 from ucudnn.memory.torch.hooks.pressure import CountedBytes, Pressure
 from ucudnn.memory.torch.hooks.saved_memory import SavedMemory
-from ucudnn.memory.torch.hooks.saved_tensors import VersionCheck
+from ucudnn.memory.torch.hooks.saved_tensors import VersionCheck, storage_key
 
 CPU = torch.device("cpu")
 OWNERS = "small", "large"
@@ -374,3 +374,15 @@ def test_nested_tensors_have_no_shape_and_stay(layout):
     for see in (check.check, lambda: memory.unpack(packed)):
         with pytest.raises(FittedStepError, match="modified by an inplace operation"):
             see()
+
+
+def test_a_tensor_stays_as_long_as_it_lies_where_it_did():
+    memory = SavedMemory(CPU, Pressure(Saved(), 64_000, 0.0), HostStore(CPU, 2**30))
+    tensor = torch.nn.Parameter(torch.randn(500))
+    memory.keep(tensor)
+    key = storage_key(tensor.data)
+    assert memory.is_kept(key)
+    before = tensor.data
+    tensor.data = before.clone()
+    assert not memory.is_kept(key)  # an activation may lie there next
+    assert not memory.is_kept(storage_key(torch.randn(500)))

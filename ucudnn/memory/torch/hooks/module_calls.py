@@ -78,7 +78,7 @@ class ModuleCalls:
         self._hooks: tuple[Any, Any] = (None, None)
         # Steps that needed little since the hooks began to see all; calls without others inside in this step; and what
         # was alive at some of them in the step before the hooks began to see few, in bytes.
-        self._alike, self._leaves, self._levels = 0, 0, list[int]()
+        self._alike, self._leaves, self._looked, self._levels = 0, 0, 0, list[int]()
         memory.added, memory.read = self._added, self._read
 
     @contextmanager
@@ -109,22 +109,23 @@ class ModuleCalls:
         """Call a module."""
         if self._quiet:
             return _plain(module, *args, **kwargs)
-        memory, before = self._memory, self._memory.owner
-        if self._in_unseen:
+        memory, before, use = self._memory, self._memory.owner, self._uses.get(module) or self._met(module)
+        self._leaves += not module._modules
+        if self._in_unseen and use.unseen:
             memory.owner = module
             try:
                 return _plain(module, *args, **kwargs)
             finally:
                 memory.owner = before
-        use, hooked = self._uses.get(module) or self._met(module), self._hooked()
+        hooked, in_unseen = self._hooked(), self._in_unseen
         if hooked is False and self.depth and use.stays and not use.repeated:
             if use.unseen:
-                self._look(use.unseen)
-            memory.owner, self._in_unseen = module, use.unseen > 0
+                self._look()
+            memory.owner, self._in_unseen = module, use.unseen
             try:
                 return _plain(module, *args, **kwargs)
             finally:
-                memory.owner, self._in_unseen = before, False
+                memory.owner, self._in_unseen = before, in_unseen
         if not self.depth:
             self.begin()
             self._compare_sizes(use, args, kwargs)
@@ -160,7 +161,7 @@ class ModuleCalls:
 
     def end_step(self, *, needs_little: bool) -> None:
         """Note that a step has ended, and whether hardly anything had to leave, and nothing failed or was learned."""
-        self._leaves = 0
+        self._leaves = self._looked = 0
         self._alike += 1
         if not needs_little:
             self.hook_all()
@@ -185,7 +186,7 @@ class ModuleCalls:
             within = [(each, self._uses.get(each)) for each in module.modules()]
             leaves = sum(not each._modules for each, _ in within)
             are_unseen = all(met is None or (met.stays and not met.repeated) for _, met in within)
-            use.unseen = leaves if are_unseen and leaves <= _UNSEEN else 0
+            use.unseen = are_unseen and leaves <= _UNSEEN
 
     def hook_all(self) -> None:
         """Let the hooks see all that is saved from now on."""
@@ -200,18 +201,17 @@ class ModuleCalls:
             use.sizes = sizes
             self.hook_all()
 
-    def _look(self, leaves: int = 1) -> None:
+    def _look(self) -> None:
         """Let the hooks see all if more is alive than at this call of the step before they began to see few."""
-        before, pressure = self._leaves // _LOOKED_AT, self._memory.pressure
-        self._leaves += leaves
-        at = self._leaves // _LOOKED_AT
-        if at == before:
+        at, pressure = self._leaves // _LOOKED_AT, self._memory.pressure
+        if at == self._looked:
             return
+        self._looked = at
         pressure.grew(pressure.limit)  # so that relief looks: what hooks do not see counts for nobody
         self._memory.relieve()
         if self._alike == _ALIKE:
             self._levels.append(pressure.level)
-        elif pressure.level > max(self._levels[at - 1 : at] or self._levels, default=0) + pressure.limit // _MORE:
+        elif pressure.level > max(self._levels[at - 1 : at + 1] or self._levels, default=0) + pressure.limit // _MORE:
             self.hook_all()
 
     def _hooked(self) -> bool | None:

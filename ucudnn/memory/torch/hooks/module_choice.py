@@ -79,7 +79,7 @@ class ModuleUse:
         same_bits: whether a call that is repeated saves the same bits; None where that was not tried.
         repeated: whether calls drop what they save, or do so once they were tried.
         stays: whether what calls save themselves stays where it is, so that no hook need see it.
-        unseen: how many modules in it have none, if what all in it save stays and none is repeated; else 0.
+        unseen: whether what all in it save stays and none is repeated, so that no call in it is followed.
         sizes: those of the tensors that its last call was given, and their types, if it was in no other one; else None.
         passed_ms: milliseconds that its last recorded call took the host while no queue was kept.
         host_ms: the least that its calls of a step took the host without what it takes to record and guard them.
@@ -91,7 +91,7 @@ class ModuleUse:
     same_bits: bool | None = None
     repeated: bool = False
     stays: bool = False
-    unseen: int = 0
+    unseen: bool = False
     sizes: list[tuple[torch.Size, torch.dtype]] | None = None
     passed_ms: float = 0.0
     host_ms: float = inf

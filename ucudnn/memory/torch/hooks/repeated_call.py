@@ -25,6 +25,7 @@ from ucudnn.memory.torch.hooks.saved_tensors import KeptTensor, Packed, VersionC
 from ucudnn.torch.device.compilation import never_compiled
 
 _STAYING_PART = 8  # of the limit, which stays of what a call saves again, because backward reads it next
+_MOST_ENTRIES = 64  # of a container, whose entries are to be those of the call
 _PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout)
 _OF_ALL = vars(nn.Module()).keys() - {"_parameters", "_buffers", "_modules"}
 _OTHERS = {"OptimizedModule", "DistributedDataParallel", "FullyShardedDataParallel", "SyncBatchNorm", "ScriptModule"}
@@ -39,6 +40,7 @@ def may_be_repeated(module: nn.Module) -> bool:
     return not any(
         any(getattr(each, name, None) for name in _NOT_REPEATED)
         or _OTHERS & {base.__name__ for base in type(each).__mro__}
+        or any(vars(base).get("__slots__") for base in type(each).__mro__)  # attributes that nothing puts back
         for each in module.modules()
     )
 
@@ -86,7 +88,7 @@ class RepeatedCall:
         self._memory, self._run, self._module = memory, run, module
         self._size, self._tried, self._ended = size, tried, False
         self._tensors: list[weakref.ref[DroppedTensor]] = []
-        self._arguments: set[int | None] = set()
+        self._arguments, self._own = set[int | None](), set[int | None]()
         self._form: Any = None
         self._stayed = 0  # bytes of what was saved again so far that stays
 
@@ -105,25 +107,30 @@ class RepeatedCall:
         self._leaves = [memory.pack(each.detach()) if isinstance(each, Tensor) else each for each in leaves]
         self._random, self._autocasts = random_state(memory.device), _autocasts(memory.device)
         modules = [*module.modules()]
-        self._attributes = [(each, vars(each).copy()) for each in modules]
-        parameters = (each for inside in modules for each in inside._parameters.values() if each is not None)
-        self._versions = [(each, each._version) for each in parameters]
-        given, lengths = [(each, each._version) for each in tensors], _lengths(modules)
+        self._attributes = [(each, vars(each).copy(), each._buffers.copy()) for each in modules]
+        own = [(name, each) for inside in modules for name, each in _tensors_of(inside)]
+        self._own = {storage_key(each.data) for _, each in own}
+        # Batch normalization counts in each call, and no result depends on that.
+        self._versions = [
+            (each, each._version, storage_key(each.data)) for name, each in own if name != "num_batches_tracked"
+        ]
+        given = [(each, each._version) for each in tensors]
+        self._contents = _contents(modules)
         effects = None if self._tried is None else CallEffects(module, modules)
         del leaves, tensors
         with saved_tensors_hooks(self._pack, self._unpack), nullcontext() if effects is None else effects.watched():
             found = self._run(module, *args, **kwargs)
-        written = any(each._version != version for each, version in (*given, *self._versions))
-        if written or lengths != _lengths(modules) or (effects is not None and effects.found()):
+        written = any(each._version != version for each, version in given) or self._is_written()
+        if written or not _alike(self._contents, _contents(modules)) or (effects is not None and effects.found()):
             if self._tried is None:
-                raise self._differs("changes arguments, parameters or lists")
+                raise self._differs("changes arguments, parameters, buffers or lists")
             self._end_trial(same=False)
         return found
 
     @never_compiled
     def _pack(self, tensor: Tensor) -> Packed | DroppedTensor:
         key = storage_key(tensor)
-        if key is not None and self._memory.is_kept(key):
+        if key is not None and key in self._own:
             return KeptTensor(tensor)
         if key is not None and key in self._arguments:
             return self._memory.pack(tensor)
@@ -177,30 +184,31 @@ class RepeatedCall:
             same.append(_same_bits(tensor, self._memory.unpack(dropped.packed)))
 
         self._ended = True
+        modules = [each for each, *_ in self._attributes]
         try:
             self._repeat(compare)
         except Exception:  # noqa: BLE001  # whatever the module raises, its own tensors are there
             same.append(False)
+        same.append(
+            _alike(self._contents, _contents(modules))
+        )  # forward ends early then, and may take entries away later
         self._end_trial(same=all(same))
 
     def _repeat(self, save: Callable[[DroppedTensor, Tensor], None]) -> None:
         """Call the module again, and hand over each tensor that it saves with the one that it saved first."""
         memory, wanted, count = self._memory, iter(self._wanted), 0
-        if any(each._version != version for each, version in self._versions):
-            raise self._differs(
-                "has a parameter that was modified by an inplace operation since forward, so it differs"
-            )
+        self._check()
         inputs = [
             memory.unpack(each).detach().requires_grad_(next(wanted)) if isinstance(each, Packed) else each
             for each in self._leaves
         ]
-        own = {storage_key(each) for each in inputs if isinstance(each, Tensor)}
+        own = self._own.union(storage_key(each) for each in inputs if isinstance(each, Tensor))
 
         @never_compiled
         def pack(tensor: Tensor) -> None:
             nonlocal count
             key = storage_key(tensor)
-            if key is not None and (key in own or memory.is_kept(key)):
+            if key is not None and key in own:
                 return
             dropped = self._tensors[count]() if count < len(self._tensors) else None
             if dropped is not None:
@@ -217,6 +225,7 @@ class RepeatedCall:
             for autocast, now in zip(self._autocasts, _autocasts(memory.device), strict=True):
                 if autocast != now:
                     stack.enter_context(torch.autocast(*autocast))
+            stack.callback(_put_back_modes, torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled())
             stack.enter_context(torch.enable_grad())
             stack.enter_context(saved_tensors_hooks(pack, _never))
             try:
@@ -225,6 +234,19 @@ class RepeatedCall:
                 return
         if count != len(self._tensors):
             raise self._differs(f"saves {count} tensors in the place of {len(self._tensors)}")
+
+    def _check(self) -> None:
+        """Raise an error if what forward depends on was changed by the program since."""
+        if self._is_written():
+            raise self._differs(
+                "has a parameter or buffer that was modified by an inplace operation since forward, so it differs"
+            )
+        if not _alike(self._contents, _contents([each for each, *_ in self._attributes])):
+            raise self._differs("has a list or dict that was changed since forward, so it differs")
+
+    def _is_written(self) -> bool:
+        """Return whether parameters or buffers have changed since forward began, or lie elsewhere."""
+        return any(each._version != version or storage_key(each.data) != key for each, version, key in self._versions)
 
     def _differs(self, how: str) -> FittedStepError:
         return FittedStepError(
@@ -243,6 +265,15 @@ def _same_bits(one: Tensor, other: Tensor) -> bool:
         return False
     first, second = (each.detach().resolve_conj().contiguous().reshape(-1).view(torch.uint8) for each in (one, other))
     return torch.equal(first, second)
+
+
+def _put_back_modes(dtype: torch.dtype, deterministic: bool) -> None:
+    """Undo what a call has turned on that ended early."""
+    if torch.get_default_dtype() != dtype:
+        torch.set_default_dtype(dtype)
+    if torch.are_deterministic_algorithms_enabled() != deterministic:
+        warns = torch.is_deterministic_algorithms_warn_only_enabled()
+        torch.use_deterministic_algorithms(deterministic, warn_only=warns)
 
 
 def _generators(device: torch.device) -> list[torch.Generator]:
@@ -271,30 +302,56 @@ def _autocasts(device: torch.device) -> list[tuple[Any, ...]]:
     return [(each, torch.get_autocast_dtype(each), torch.is_autocast_enabled(each), cached) for each in kinds]
 
 
-def _lengths(modules: list[nn.Module]) -> list[tuple[int, str, int]]:
-    """Return the lengths of containers that are attributes of modules."""
+def _tensors_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+        if tensor is not None:
+            yield name, tensor
+
+
+def _contents(modules: list[nn.Module]) -> list[tuple[Any, ...]]:
+    """Return what is in containers that are attributes of modules; of large ones only how much it is."""
     return [
-        (at, name, len(value))
+        (
+            (at, name, len(value)),
+            *(
+                ()
+                if len(value) > _MOST_ENTRIES or name == "_buffers"
+                else (*value, *value.values())
+                if isinstance(value, dict)
+                else value
+            ),
+        )
         for at, each in enumerate(modules)
         for name, value in vars(each).items()
         if isinstance(value, (list, dict, set)) and name not in _OF_ALL
     ]
 
 
+def _alike(one: list[tuple[Any, ...]], other: list[tuple[Any, ...]]) -> bool:
+    return [each[0] for each in one] == [each[0] for each in other] and all(
+        all(map(is_, first[1:], second[1:])) for first, second in zip(one, other, strict=True)
+    )
+
+
 @contextmanager
-def _as_before(attributes: list[tuple[nn.Module, dict[str, Any]]], own: set[int | None]) -> Iterator[None]:
-    """Give modules the attributes of a call and clones of their buffers for a block; both are as now behind it.
+def _as_before(
+    attributes: list[tuple[nn.Module, dict[str, Any], dict[str, Tensor | None]]], own: set[int | None]
+) -> Iterator[None]:
+    """Give modules the attributes of a call and clones of its buffers for a block; both are as now behind it.
 
     Kernels change statistics of a batch normalization without a new version, so nothing tells which buffers are
     written. The clones are added to `own`, storages that stay.
     """
-    found = [(each, vars(each).copy(), each._buffers.copy()) for each, _ in attributes]
+    found = [(each, vars(each).copy(), each._buffers.copy()) for each, *_ in attributes]
+    clones = list[Tensor]()  # they live as long as their storages stay
     try:
-        for each, before in attributes:
+        for each, before, buffers in attributes:
             _put_back(vars(each), before)
-            for name, buffer in each._buffers.items():
+            _put_back(each._buffers, buffers)
+            for name, buffer in buffers.items():
                 if buffer is not None and buffer.nbytes <= MOST_CLONED:
                     each._buffers[name] = clone = buffer.detach().clone()
+                    clones.append(clone)
                     own.add(storage_key(clone))
         yield
     finally:

@@ -82,11 +82,11 @@ class SavedMemory:
 
     def is_kept(self, key: int) -> bool:
         """Return whether a storage is that of a tensor that stays."""
-        found = self._kept.get(key)
-        if found is not None and found() is None:
-            del self._kept[key]
-            return False
-        return found is not None
+        tensor = self._kept[key]() if key in self._kept else None
+        if tensor is not None and storage_key(tensor.data) == key:
+            return True
+        self._kept.pop(key, None)  # the program may have given the tensor another storage
+        return False
 
     def kept(self) -> list[Tensor]:
         """Return the tensors that stay."""
