@@ -141,7 +141,9 @@ class Tracer(EagerOperators):
             if number == self._outer:
                 node = number = None
             self.place = self._provenance.place(node, number)
-            if node is not None and node.name().startswith("ProdBackward"):
+            name = "" if node is None else node.name()
+            # Before PyTorch 2.13, those of running products are computed otherwise from tensors without memory.
+            if name.startswith("ProdBackward") or (name.startswith("Cumprod") and func._opname == "prod"):
                 raise StepGraphError(
                     f"{told(self.place)} computes the gradient of a product, for which PyTorch has another formula if"
                     " an element is zero: a plan cannot hold it; use torch.log and torch.sum, or leave it to the loop"
