@@ -7,7 +7,7 @@ repeated (`CallEffects`).
 """
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from operator import is_
 from typing import Any, final
@@ -189,9 +189,8 @@ class RepeatedCall:
             self._repeat(compare)
         except Exception:  # noqa: BLE001  # whatever the module raises, its own tensors are there
             same.append(False)
-        same.append(
-            _alike(self._contents, _contents(modules))
-        )  # forward ends early then, and may take entries away later
+        # Forward ends early then, and may take entries away later.
+        same.append(_alike(self._contents, _contents(modules)))
         self._end_trial(same=all(same))
 
     def _repeat(self, save: Callable[[DroppedTensor, Tensor], None]) -> None:
@@ -309,22 +308,20 @@ def _tensors_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _contents(modules: list[nn.Module]) -> list[tuple[Any, ...]]:
-    """Return what is in containers that are attributes of modules; of large ones only how much it is."""
+    """Return what is in containers that are attributes of modules."""
     return [
-        (
-            (at, name, len(value)),
-            *(
-                ()
-                if len(value) > _MOST_ENTRIES or name == "_buffers"
-                else (*value, *value.values())
-                if isinstance(value, dict)
-                else value
-            ),
-        )
+        ((at, name, len(value)), *_entries(name, value))
         for at, each in enumerate(modules)
         for name, value in vars(each).items()
         if isinstance(value, (list, dict, set)) and name not in _OF_ALL
     ]
+
+
+def _entries(name: str, values: Collection[Any]) -> Iterable[Any]:
+    """Return the entries of a container; none of a large one, of which the length counts alone, and no buffers."""
+    if name == "_buffers" or len(values) > _MOST_ENTRIES:
+        return ()
+    return (*values, *values.values()) if isinstance(values, dict) else values
 
 
 def _alike(one: list[tuple[Any, ...]], other: list[tuple[Any, ...]]) -> bool:
