@@ -307,6 +307,27 @@ def test_what_forward_depends_on_and_the_program_changes_before_backward_is_an_e
         y.sum().backward()
 
 
+def test_a_list_that_a_call_makes_anew_is_no_trace():
+    class Sized(nn.Linear):
+        sizes: list[int]
+
+        def __init__(self):
+            super().__init__(WIDTH, WIDTH)
+            self.sizes = [0, 0]
+
+        def forward(self, x):
+            self.sizes = [1000 + len(x), 2000 + len(x)]  # each time other objects
+            return super().forward(x * self.sizes[0]).tanh()
+
+    module = Sized()
+    twin = copy.deepcopy(module)
+    xs = [torch.randn(rows, WIDTH) / 1000 for rows in (4, 5)]
+    sum(repeated(module, x).sum() for x in xs).backward()
+    sum(twin(x).sum() for x in xs).backward()
+    assert_same_bits([each.grad for each in module.parameters()], [each.grad for each in twin.parameters()])
+    assert module.sizes == [1005, 2005]
+
+
 def test_a_call_that_ends_early_leaves_nothing_behind():
     class Nested(Renews):
         def forward(self, x):

@@ -7,7 +7,7 @@ repeated (`CallEffects`).
 """
 
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from operator import is_
 from typing import Any, final
@@ -115,13 +115,20 @@ class RepeatedCall:
             (each, each._version, storage_key(each.data)) for name, each in own if name != "num_batches_tracked"
         ]
         given = [(each, each._version) for each in tensors]
-        self._contents = _contents(modules)
+        containers = _containers(modules)
+        lengths = [(place, len(each)) for place, each in containers]
+        self._held = [
+            (each, _entries(each))
+            for (_, name), each in containers
+            if name != "_buffers" and len(each) <= _MOST_ENTRIES
+        ]
         effects = None if self._tried is None else CallEffects(module, modules)
         del leaves, tensors
         with saved_tensors_hooks(self._pack, self._unpack), nullcontext() if effects is None else effects.watched():
             found = self._run(module, *args, **kwargs)
         written = any(each._version != version for each, version in given) or self._is_written()
-        if written or not _alike(self._contents, _contents(modules)) or (effects is not None and effects.found()):
+        written = written or lengths != [(place, len(each)) for place, each in _containers(modules)]
+        if written or self._holds_others() or (effects is not None and effects.found()):
             if self._tried is None:
                 raise self._differs("changes arguments, parameters, buffers or lists")
             self._end_trial(same=False)
@@ -184,13 +191,12 @@ class RepeatedCall:
             same.append(_same_bits(tensor, self._memory.unpack(dropped.packed)))
 
         self._ended = True
-        modules = [each for each, *_ in self._attributes]
         try:
             self._repeat(compare)
         except Exception:  # noqa: BLE001  # whatever the module raises, its own tensors are there
             same.append(False)
         # Forward ends early then, and may take entries away later.
-        same.append(_alike(self._contents, _contents(modules)))
+        same.append(not self._holds_others())
         self._end_trial(same=all(same))
 
     def _repeat(self, save: Callable[[DroppedTensor, Tensor], None]) -> None:
@@ -240,12 +246,18 @@ class RepeatedCall:
             raise self._differs(
                 "has a parameter or buffer that was modified by an inplace operation since forward, so it differs"
             )
-        if not _alike(self._contents, _contents([each for each, *_ in self._attributes])):
+        if self._holds_others():
             raise self._differs("has a list or dict that was changed since forward, so it differs")
 
     def _is_written(self) -> bool:
         """Return whether parameters or buffers have changed since forward began, or lie elsewhere."""
         return any(each._version != version or storage_key(each.data) != key for each, version, key in self._versions)
+
+    def _holds_others(self) -> bool:
+        """Return whether containers that were attributes when forward began have other entries now."""
+        return any(
+            len(now := _entries(each)) != len(before) or not all(map(is_, now, before)) for each, before in self._held
+        )
 
     def _differs(self, how: str) -> FittedStepError:
         return FittedStepError(
@@ -307,27 +319,18 @@ def _tensors_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
             yield name, tensor
 
 
-def _contents(modules: list[nn.Module]) -> list[tuple[Any, ...]]:
-    """Return what is in containers that are attributes of modules."""
+def _containers(modules: list[nn.Module]) -> list[tuple[tuple[int, str], Collection[Any]]]:
+    """Return the lists, dicts and sets that are attributes of modules, and where they are."""
     return [
-        ((at, name, len(value)), *_entries(name, value))
+        ((at, name), value)
         for at, each in enumerate(modules)
         for name, value in vars(each).items()
         if isinstance(value, (list, dict, set)) and name not in _OF_ALL
     ]
 
 
-def _entries(name: str, values: Collection[Any]) -> Iterable[Any]:
-    """Return the entries of a container; none of a large one, of which the length counts alone, and no buffers."""
-    if name == "_buffers" or len(values) > _MOST_ENTRIES:
-        return ()
-    return (*values, *values.values()) if isinstance(values, dict) else values
-
-
-def _alike(one: list[tuple[Any, ...]], other: list[tuple[Any, ...]]) -> bool:
-    return [each[0] for each in one] == [each[0] for each in other] and all(
-        all(map(is_, first[1:], second[1:])) for first, second in zip(one, other, strict=True)
-    )
+def _entries(values: Collection[Any]) -> list[Any]:
+    return [*values, *values.values()] if isinstance(values, dict) else [*values]
 
 
 @contextmanager
