@@ -111,21 +111,16 @@ class ModuleCalls:
             return _plain(module, *args, **kwargs)
         memory, before, use = self._memory, self._memory.owner, self._uses.get(module) or self._met(module)
         self._leaves += not module._modules
-        if self._in_unseen and use.unseen:
-            memory.owner = module
-            try:
-                return _plain(module, *args, **kwargs)
-            finally:
-                memory.owner = before
-        hooked, in_unseen = self._hooked(), self._in_unseen
-        if hooked is False and self.depth and use.stays and not use.repeated:
-            if use.unseen:
+        before_unseen, in_unseen = self._in_unseen, self._in_unseen and use.unseen
+        hooked = False if in_unseen else self._hooked()
+        if in_unseen or (hooked is False and self.depth and use.stays and not use.repeated):
+            if use.unseen and not in_unseen:
                 self._look()
             memory.owner, self._in_unseen = module, use.unseen
             try:
                 return _plain(module, *args, **kwargs)
             finally:
-                memory.owner, self._in_unseen = before, in_unseen
+                memory.owner, self._in_unseen = before, before_unseen
         if not self.depth:
             self.begin()
             self._compare_sizes(use, args, kwargs)
